@@ -1,0 +1,537 @@
+"""The flow model of a file: what its expressions hold, what outlives what, which graph a backward frees.
+
+`Flow(module)` runs every function of the file abstractly, once; rules ask it questions. The parts:
+
+values       what an expression can hold: values and the origins of autograd graphs
+state        what holds at one point: names, fields, freed graphs, grad mode
+index        functions, classes, imports: a look over the statements
+expressions, calls, interp
+             the abstract interpreter, in this order: expressions, calls, statements
+summary      what a function does, as its callers see it
+facts        what the rules get: stores, backwards, optimizer calls, loops
+knowledge    facts about torch and its neighbours, in tables
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import libcst as cst
+
+from memlint.lint.flow import knowledge as know
+from memlint.lint.flow.facts import (
+    Backward,
+    BackwardKind,
+    CallEvent,
+    FunctionFlow,
+    Leaf,
+    Loop,
+    Store,
+    StoreKind,
+)
+from memlint.lint.flow.index import ClassInfo, FunctionInfo, ModuleIndex
+from memlint.lint.flow.interp import Interpreter
+from memlint.lint.flow.summary import Summary
+from memlint.lint.flow.values import (
+    NONE,
+    NUMBER,
+    UNKNOWN,
+    Grad,
+    Grade,
+    Instance,
+    Kind,
+    Origin,
+    Source,
+    Value,
+    known_constant,
+    of,
+)
+from memlint.lint.imports import CONVENTIONS, canonical, dotted
+
+if TYPE_CHECKING:
+    from memlint.lint.analysis import AnalysisSettings
+
+#: Hooks that Lightning runs under no_grad or inference_mode (lightning 2.x, loops/evaluation_loop.py and
+#: loops/prediction_loop.py: `_no_grad_context`).
+LIGHTNING_EVALUATION = frozenset(
+    """
+    validation_step test_step predict_step on_validation_epoch_end on_test_epoch_end on_predict_epoch_end
+    validation_epoch_end test_epoch_end on_validation_batch_end on_test_batch_end validation_step_end
+    test_step_end on_validation_epoch_start on_validation_start on_validation_end on_test_epoch_start
+    """.split()
+)
+
+
+#: calls of functions of the file are followed this far down at once; what lies deeper is unknown to its callers
+DEEPEST = 20
+
+
+class Flow:
+    """The flow model of one file."""
+
+    def __init__(
+        self, module: cst.Module, path: str = "", settings: AnalysisSettings | None = None, code: str | None = None
+    ) -> None:
+        self.module = module
+        self.path = path
+        self.code = module.code if code is None else code
+        self.settings = settings
+        self.index = ModuleIndex(module)
+        self.module_names: dict[str, Value] = {}
+        self.owner: dict[Origin, FunctionFlow] = {}
+        self.callers: dict[int, dict[int, CallEvent]] = {}
+        self._origins: dict[tuple[int, str], Origin] = {}
+        self._free: dict[str, Origin] = {}
+        self._loops: dict[int, Loop] = {}
+        self._stores: dict[tuple[int, int, StoreKind], Store] = {}
+        self._backwards: dict[tuple[int, str], Backward] = {}
+        self._selves: dict[int, Origin] = {}
+        self._attributes: dict[tuple[int, str], Value | None] = {}
+        self._ticks = 0
+        self._depth = 0
+        self.functions: list[FunctionFlow] = []
+        self.module_grad = Grad.ON
+        #: some function of the file switches autograd off for the whole process
+        self.switches_grad = False
+        self._run()
+
+    # -- building --------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        top = FunctionFlow(None, self.module, "<module>", None, Grad.ON)
+        self.top = top
+        self.functions.append(top)
+        interpreter = Interpreter(self, top)
+        self.module_names = interpreter.state.names
+        # functions called at the top level see the names bound so far: the dict is shared, not copied
+        interpreter.block(self.module.body)
+        self.module_names = dict(interpreter.state.names)
+        self.module_grad = interpreter.state.grad
+        # nested functions are found while their outer ones run
+        done = 0
+        while done < len(self.index.all_functions):
+            self.summary(self.index.all_functions[done])
+            done += 1
+        self._spread_evidence()
+        self._spread_needs()
+
+    def summary(self, info: FunctionInfo) -> Summary | None:
+        """What `info` does; None while it is being found out (recursion), or far down a chain of calls."""
+        if info.summary is None and not info.running and self._depth < DEEPEST:
+            info.running = True
+            self._depth += 1
+            try:
+                info.summary = self._summarise(info)
+            finally:
+                info.running = False
+                self._depth -= 1
+        return info.summary
+
+    def _summarise(self, info: FunctionInfo) -> Summary:
+        function = FunctionFlow(info, info.node, info.name, info.cls, Grad.ON)
+        info.flow = function
+        self.functions.append(function)
+        interpreter = Interpreter(self, function)
+        state = interpreter.state
+        for place, param in enumerate(info.parameters):
+            name = param.name.value
+            if info.bound and place == 0 and info.cls is not None:
+                kind = Kind.MODULE if info.cls.is_module else Kind.INSTANCE
+                state.names[name] = of(self.self_origin(info.cls), kind, Instance(info.cls))
+                continue
+            origin = self.origin_at(param, Source.PARAM, name, "", (), Grad.ON)
+            self.owner[origin] = function
+            info.params[name] = origin
+            state.names[name] = of(origin)
+            state.bound[name] = frozenset(((),))
+        for star in (info.node.params.star_arg, info.node.params.star_kwarg):
+            if isinstance(star, cst.Param):
+                state.names[star.name.value] = of(self.origin_at(star, Source.PARAM, star.name.value, "", (), Grad.ON))
+        function.grad = state.grad = self._entry_grad(info, interpreter)
+        if isinstance(info.node, cst.Lambda):
+            interpreter.returned = interpreter.ev(info.node.body)
+            interpreter.return_state = interpreter.state
+            returns = interpreter.returned
+        else:
+            interpreter.resume(interpreter.suite(info.node.body, state))
+            returns = interpreter.returned if interpreter.returned is not None else NONE
+        end = interpreter.return_state or interpreter.state
+        summary = Summary(returns, end.fields, end.consumed)
+        summary.returns_nothing = interpreter.returned is None
+        for event in function.backwards:
+            summary.runs_backward = True
+            for name, origin in info.params.items():
+                if origin in event.value.graph and event.kind is not BackwardKind.GRAD:
+                    summary.backwards.add(name)
+        for store in function.stores:
+            if store.kind is StoreKind.ASSIGN or store.helper:
+                continue
+            for leaf in store.leaves:
+                for name, origin in info.params.items():
+                    if leaf.origin.site is origin and self.outlives_call(store):
+                        summary.keeps[name] = store
+        for event_ in function.optimizer:
+            if event_.what.value == "step":
+                summary.steps = True
+            else:
+                summary.zeroes = True
+        return summary
+
+    def _entry_grad(self, info: FunctionInfo, interpreter: Interpreter) -> Grad:
+        grad = self.module_grad
+        if info.cls is not None and info.cls.is_lightning and info.name in LIGHTNING_EVALUATION:
+            return Grad.OFF
+        if info.cls is not None and info.cls.is_autograd_function and info.name in ("forward", "backward"):
+            return Grad.OFF  # torch/autograd/function.py: "autograd is disabled" in both unless create_graph is given
+        for decorator in info.decorators:
+            value = interpreter.ev(decorator)
+            if value.kind is Kind.GRAD_MODE and isinstance(value.info, Grad):
+                grad = value.info
+            elif value.kind is Kind.REFERENCE and value.info in know.GRAD_OFF:
+                grad = Grad.OFF
+            elif know.MAYBE_OFF.search(dotted(decorator.func if isinstance(decorator, cst.Call) else decorator)):
+                grad = Grad.MAYBE
+        return grad
+
+    @staticmethod
+    def outlives_call(store: Store) -> bool:
+        """Whether a store puts its value where it outlives the call of the function it is in."""
+        return store.life.name in ("SELF", "OUTER", "PARAM")
+
+    def tick(self) -> int:
+        """A number that grows along the order of evaluation."""
+        self._ticks += 1
+        return self._ticks
+
+    # -- things made once a place ----------------------------------------------------------------------------------
+
+    def origin_at(
+        self, node: cst.CSTNode, source: Source, label: str, key: str, loops: tuple[Loop, ...], grad: Grad
+    ) -> Origin:
+        """The origin at `node`; one a place and key."""
+        where = (id(node), f"{source.name}{key}")
+        origin = self._origins.get(where)
+        if origin is None:
+            origin = Origin(node, source, label, loops, grad)
+            self._origins[where] = origin
+        elif grad is not origin.grad:
+            origin.grad = grad
+        return origin
+
+    def free(self, name: str, node: cst.CSTNode) -> Origin:
+        """The origin of a name that the file never binds."""
+        origin = self._free.get(name)
+        if origin is None:
+            origin = Origin(node, Source.NAME, name)
+            self._free[name] = origin
+        return origin
+
+    def self_origin(self, cls: ClassInfo) -> Origin:
+        """The origin that stands for `self` in all methods of a class."""
+        origin = self._selves.get(id(cls))
+        if origin is None:
+            origin = Origin(cls.node, Source.PARAM, "self")
+            self._selves[id(cls)] = origin
+        return origin
+
+    def loop_at(self, node: cst.CSTNode) -> Loop:
+        """The loop at `node`."""
+        loop = self._loops.get(id(node))
+        if loop is None:
+            loop = self._loops[id(node)] = Loop(node, self.module)
+        return loop
+
+    def enter_loop(self, function: FunctionFlow, loop: Loop, around: tuple[Loop, ...]) -> None:
+        """Remember a loop and what it is nested in."""
+        if loop not in function.parents:
+            function.loops.append(loop)
+            function.parents[loop] = around[-1] if around else None
+
+    def function_at(self, node: cst.FunctionDef | cst.Lambda, name: str) -> FunctionInfo:
+        """The function defined at `node`."""
+        info = self.index.by_node.get(id(node))
+        if info is None:
+            info = FunctionInfo(node, name, None)
+            self.index.by_node[id(node)] = info
+            self.index.all_functions.append(info)
+        return info
+
+    def store_at(
+        self,
+        function: FunctionFlow,
+        kind: StoreKind,
+        node: cst.CSTNode,
+        expression: cst.BaseExpression,
+        holder: str,
+    ) -> Store:
+        """The store at `node`; one a place and kept expression."""
+        where = (id(node), id(expression), kind)
+        store = self._stores.get(where)
+        if store is None:
+            store = Store(kind, node, expression, holder, function)
+            self._stores[where] = store
+            function.stores.append(store)
+        return store
+
+    def backward_at(
+        self, function: FunctionFlow, kind: BackwardKind, node: cst.CSTNode, root: cst.BaseExpression | None
+    ) -> Backward:
+        """The backward at `node`; one a place."""
+        where = (id(node), f"{id(root)}" if kind is BackwardKind.HELPER else "")
+        event = self._backwards.get(where)
+        if event is None:
+            event = Backward(kind, node, root, function)  # type: ignore[arg-type]
+            self._backwards[where] = event
+            function.backwards.append(event)
+        return event
+
+    # -- classes ---------------------------------------------------------------------------------------------------
+
+    def class_attribute(self, cls: ClassInfo, name: str) -> Value | None:
+        """What attribute `name` of instances of `cls` is, from all assignments in its methods; None if not known."""
+        where = (id(cls), name)
+        if where not in self._attributes:
+            self._attributes[where] = None  # while it is found out
+            self._attributes[where] = self._class_attribute(cls, name)
+        return self._attributes[where]
+
+    def _class_attribute(self, cls: ClassInfo, name: str) -> Value | None:
+        expressions: list[cst.BaseExpression] = []
+        for each in cls.ancestry():
+            if name in each.buffers:
+                return of(self.origin_at(each.node, Source.BUFFER, f"self.{name}", name, (), Grad.ON), Kind.TENSOR)
+            expressions += each.assigned.get(name, [])
+        values = [value for node in expressions if (value := self._static(node, cls, name)) is not None]
+        solid = [value for value in values if value.kind is not Kind.NONE]
+        if not solid or len(values) != len(expressions):
+            return None
+        first = solid[0]
+        if all(value.kind is first.kind for value in solid):
+            return first
+        return None
+
+    def _static(self, node: cst.BaseExpression, cls: ClassInfo, name: str) -> Value | None:
+        """What an expression assigned to an attribute is, without a state."""
+        if isinstance(node, (cst.List, cst.Dict, cst.Set, cst.ListComp, cst.DictComp)):
+            origin = self.origin_at(cls.node, Source.ALLOC, "self", name, (), Grad.ON)
+            return of(origin, Kind.CONTAINER)
+        if isinstance(node, (cst.Integer, cst.Float, cst.SimpleString, cst.FormattedString, cst.Comparison)):
+            return NUMBER
+        if isinstance(node, cst.Name) and node.value in ("None", "True", "False"):
+            return NONE if node.value == "None" else NUMBER
+        if not isinstance(node, cst.Call):
+            return None
+        if isinstance(node.func, cst.Attribute) and node.func.attr.value in ("to", "cuda", "eval", "train", "half"):
+            return self._static(node.func.value, cls, name)
+        text = dotted(node.func)
+        if not text:
+            return None
+        qualified = self.qualify(text)
+        if text in self.index.classes:
+            found = self.index.classes[text]
+            kind = Kind.MODULE if found.is_module else Kind.INSTANCE
+            return of(self.origin_at(node, Source.CALL, text, "static", (), Grad.ON), kind, Instance(found))
+        if text in ("list", "dict", "set") or qualified in know.CONTAINER_TYPES:
+            origin = self.origin_at(cls.node, Source.ALLOC, "self", name, (), Grad.ON)
+            bounded = qualified.endswith("deque") and len(node.args) > 0
+            return of(origin, Kind.CONTAINER, "bounded" if bounded else None)
+        kind_ = None
+        if know.LOSS_CLASS.match(qualified):
+            kind_ = Kind.CRITERION
+        elif know.OPTIMIZER_CLASS.match(qualified):
+            kind_ = Kind.OPTIMIZER
+        elif qualified == "torch.amp.GradScaler":
+            kind_ = Kind.SCALER
+        elif qualified == "torch.nn.Parameter":
+            return of(self.origin_at(node, Source.LEAF, f"self.{name}", "static", (), Grad.ON), Kind.TENSOR)
+        elif qualified.startswith("torch.nn.") and qualified.rsplit(".", 1)[-1][0].isupper():
+            kind_ = Kind.MODULE
+        elif qualified in know.DETACHING_FUNCTIONS:
+            return Value(Kind.TENSOR)
+        if kind_ is None:
+            return None
+        summed = kind_ is Kind.CRITERION and any(
+            arg.keyword is not None and arg.keyword.value == "reduction" and known_sum(arg.value) for arg in node.args
+        )
+        label = qualified + ("(sum)" if summed else "")
+        return of(self.origin_at(node, Source.CALL, text, "static", (), Grad.ON), kind_, label)
+
+    def property_value(self, method: FunctionInfo, base: Value) -> Value:
+        """What reading a property gives."""
+        summary = self.summary(method)
+        if summary is None or summary.returns.graph:
+            return UNKNOWN
+        return summary.returns._replace(via=frozenset())
+
+    def qualify(self, text: str) -> str:
+        """The qualified name of a dotted text at module level, or the text itself."""
+        head, _, rest = text.partition(".")
+        found = self.index.imports.get(head)
+        if found is None and head not in self.index.globals and head not in self.index.functions:
+            found = CONVENTIONS.get(head)
+        if found is None:
+            return text
+        return canonical(f"{found}.{rest}" if rest else found)
+
+    def framework_backwards(self, function: FunctionFlow) -> bool:
+        """Whether a framework runs backward on what this function returns."""
+        cls = function.cls
+        if cls is None:
+            return False
+        if function.name == "training_step" and cls.is_lightning:
+            return not any(event.kind is BackwardKind.MANUAL for event in function.backwards)
+        if function.name == "compute_loss":
+            return any(base.rsplit(".", 1)[-1].endswith("Trainer") for base in cls.base_names())
+        return False
+
+    def parameter_of(self, origin: Origin, info: FunctionInfo) -> str | None:
+        """The parameter of `info` that an origin is, or is part of."""
+        base: Origin | None = origin.site
+        while base is not None:
+            for name, param in info.params.items():
+                if param is base:
+                    return name
+            base = base.base
+        return None
+
+    # -- questions -------------------------------------------------------------------------------------------------
+
+    def text(self, node: cst.CSTNode) -> str:
+        """The source of a node, on one line."""
+        return " ".join(self.module.code_for_node(node).split())
+
+    def _spread_evidence(self) -> None:
+        """What is backwarded at a call of a function of this file was attached inside that function."""
+        for _ in range(3):
+            for origin in list(self._origins.values()):
+                if origin.root and len(origin.returned) == 1:
+                    for inner in origin.returned:
+                        inner.site.root = True
+
+    def _spread_needs(self) -> None:
+        """A store is needed when what it flows into is."""
+        changed = True
+        while changed:
+            changed = False
+            for store in self._stores.values():
+                for later in store.flows_to:
+                    for flag in ("needed", "returned", "passed", "yielded", "as_number", "plain"):
+                        if getattr(later, flag) and not getattr(store, flag):
+                            setattr(store, flag, True)
+                            changed = True
+
+    def first_terms(self, store: Store) -> Iterator[cst.BaseExpression]:
+        """What a running value is started from inside the loop that it outlives: `smooth = loss` in another branch."""
+        for value_node, path, value in store.function.bindings.get(store.holder_text, {}).values():
+            if store.across is None or store.across not in path or value_node is store.node:
+                continue
+            if any(self.grade(origin) >= Grade.LIKELY for origin in value.graph) and store.kind is StoreKind.ACCUMULATE:
+                if value.graph & {leaf.origin for leaf in store.leaves}:
+                    yield value_node
+
+    def stores(self) -> Iterator[Store]:
+        """All stores of the file."""
+        for function in self.functions:
+            yield from function.stores
+
+    def backwards(self) -> Iterator[Backward]:
+        """All backward passes of the file."""
+        for function in self.functions:
+            yield from function.backwards
+
+    def calls(self) -> Iterator[CallEvent]:
+        """All calls of the file."""
+        for function in self.functions:
+            yield from function.calls.values()
+
+    def grad_of(self, function: FunctionFlow, seen: frozenset[int] = frozenset()) -> Grad:
+        """The grad mode in which a function runs: its decorators, or all of its callers in this file."""
+        if function.grad is not Grad.ON or function.info is None:
+            return function.grad
+        if self.switches_grad:
+            return Grad.MAYBE
+        callers = self.callers.get(id(function.node), {})
+        modes = set()
+        for event in callers.values():
+            if id(event.function.node) in seen:
+                continue
+            mode = event.grad
+            if mode is Grad.ON:
+                mode = self.grad_of(event.function, seen | {id(function.node)})
+            modes.add(mode)
+        if not modes:
+            return Grad.ON
+        if modes == {Grad.OFF}:
+            return Grad.OFF
+        return Grad.ON if modes == {Grad.ON} else Grad.MAYBE
+
+    def grade(self, origin: Origin, seen: frozenset[Origin] = frozenset()) -> Grade:
+        """How sure it is that `origin` carries a graph."""
+        site = origin.site
+        if site in seen:
+            return Grade.UNKNOWN
+        if site.root:
+            return Grade.CERTAIN
+        if site.source in (Source.BUFFER, Source.ALLOC):
+            return Grade.NO
+        if site.source is Source.LEAF:
+            return Grade.CERTAIN
+        if site.grad is Grad.OFF and site.source not in (Source.PARAM, Source.NAME, Source.ITER):
+            return Grade.NO
+        if site.term:
+            return Grade.LIKELY
+        if site.grad is Grad.MAYBE:
+            return Grade.UNKNOWN
+        seen = seen | {site}
+        if site.returned:
+            return max(self.grade(inner, seen) for inner in site.returned)
+        if site.source is Source.MODEL_CALL:
+            return Grade.LIKELY if "known module" in site.calls else Grade.WEAK
+        if site.source is Source.LOSS_CALL:
+            best = max((self.grade(parent, seen) for parent in site.parents), default=Grade.UNKNOWN)
+            return max(best, Grade.UNKNOWN) if best is not Grade.NO else Grade.UNKNOWN
+        if site.source is Source.ITEM and site.base is not None:
+            return self._grade_item(site, seen)
+        return Grade.UNKNOWN
+
+    def _grade_item(self, site: Origin, seen: frozenset[Origin]) -> Grade:
+        base = site.base
+        assert base is not None
+        siblings = [child for child in base.children.values() if child is not site]
+        made = base.source in (Source.CALL, Source.MODEL_CALL, Source.LOSS_CALL)
+        if made and any(child.root or child.term for child in siblings):
+            # one entry of a result is backwarded: another that is called a loss is one
+            called = site.node.value if isinstance(site.node, cst.Name) else ""
+            plural = "losses" in base.label.rsplit(".", 1)[-1].lower()
+            if "loss" in site.key.lower() or "loss" in called.lower() or (plural and not called):
+                return Grade.LIKELY
+        if base.source in (Source.MODEL_CALL, Source.LOSS_CALL) or base.returned:
+            # a model may also return counts and masks
+            name = site.node.value if isinstance(site.node, cst.Name) else site.key
+            likely = base.returned or know.OUTPUT_NAME.search(name)
+            return min(self.grade(base, seen), Grade.LIKELY if likely else Grade.WEAK)
+        return Grade.UNKNOWN
+
+    def attached_part(self, leaf: Leaf) -> tuple[Grade, Origin]:
+        """How sure it is that a stored thing, or an entry of it, carries a graph; and which of them does."""
+        best, which = self.grade(leaf.origin), leaf.origin
+        for key, child in leaf.origin.site.children.items():
+            if key in leaf.replaced or not (child.root or child.term):
+                continue
+            grade = self.grade(child)
+            if grade > best:
+                best, which = grade, child.twin if leaf.origin.old else child
+        return best, which
+
+    def constant(self, node: cst.BaseExpression) -> object:
+        """A literal's value, or Ellipsis."""
+        return known_constant(Interpreter(self, self.top).ev(node))
+
+
+def known_sum(node: cst.BaseExpression) -> bool:
+    """Whether an argument is the text "sum"."""
+    return isinstance(node, cst.SimpleString) and node.evaluated_value == "sum"
+
+
+__all__ = ["UNKNOWN", "Flow"]

@@ -1,0 +1,285 @@
+"""A first look over a file: its functions, classes and imports, and the places that it empties.
+
+This walks statements only, never into expressions, so that it costs a small part of the parse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import libcst as cst
+
+from memlint.lint.imports import bindings, dotted
+
+if TYPE_CHECKING:
+    from memlint.lint.flow.facts import FunctionFlow
+    from memlint.lint.flow.summary import Summary
+    from memlint.lint.flow.values import Origin, Value
+
+
+class FunctionInfo:
+    """A function of this file."""
+
+    def __init__(self, node: cst.FunctionDef | cst.Lambda, name: str, cls: ClassInfo | None) -> None:
+        self.node = node
+        self.name = name
+        self.cls = cls
+        self.flow: FunctionFlow | None = None
+        self.summary: Summary | None = None
+        self.running = False
+        self.params: dict[str, Origin] = {}
+        #: what the enclosing function's names hold, for closures
+        self.closure: dict[str, Value] | None = None
+        self.decorators: tuple[cst.BaseExpression, ...] = (
+            tuple(d.decorator for d in node.decorators) if isinstance(node, cst.FunctionDef) else ()
+        )
+        names = {dotted(d.func if isinstance(d, cst.Call) else d) for d in self.decorators}
+        self.static = "staticmethod" in names
+        self.property = bool(names & {"property", "functools.cached_property", "cached_property"})
+        self.generator = False
+
+    @property
+    def parameters(self) -> list[cst.Param]:
+        """All parameters in order, without `*args` and `**kwargs`."""
+        params = self.node.params
+        return [*params.posonly_params, *params.params, *params.kwonly_params]
+
+    @property
+    def bound(self) -> bool:
+        """Whether the first parameter is the receiver."""
+        return self.cls is not None and not self.static
+
+
+class ClassInfo:
+    """A class of this file."""
+
+    def __init__(self, node: cst.ClassDef) -> None:
+        self.node = node
+        self.name = node.name.value
+        self.bases: list[str] = []
+        self.methods: dict[str, FunctionInfo] = {}
+        #: what methods assign to attributes of self: the expressions, by attribute
+        self.assigned: dict[str, list[cst.BaseExpression]] = {}
+        self.buffers: set[str] = set()
+        self.parents: list[ClassInfo] = []
+
+    def ancestry(self) -> Iterator[ClassInfo]:
+        """This class and its bases in this file, nearest first."""
+        seen: set[int] = set()
+        stack = [self]
+        while stack:
+            cls = stack.pop(0)
+            if id(cls) not in seen:
+                seen.add(id(cls))
+                yield cls
+                stack += cls.parents
+
+    def method(self, name: str) -> FunctionInfo | None:
+        """The method `name`, here or in a base class of this file."""
+        for cls in self.ancestry():
+            if name in cls.methods:
+                return cls.methods[name]
+        return None
+
+    def base_names(self) -> Iterator[str]:
+        """Qualified names of all bases."""
+        for cls in self.ancestry():
+            yield from cls.bases
+
+    @property
+    def is_module(self) -> bool:
+        """Whether it is an nn.Module, by its own bases or those of its bases."""
+        return any(
+            name.rsplit(".", 1)[-1] in ("Module", "LightningModule", "PreTrainedModel") or name.startswith("torch.nn.")
+            for name in self.base_names()
+        )
+
+    @property
+    def is_lightning(self) -> bool:
+        """Whether Lightning drives it."""
+        return any(name.rsplit(".", 1)[-1] in ("LightningModule",) for name in self.base_names())
+
+    @property
+    def is_autograd_function(self) -> bool:
+        """Whether it is a torch.autograd.Function."""
+        return any(name.endswith("autograd.Function") or name == "Function" for name in self.base_names())
+
+
+class ModuleIndex:
+    """What a file defines."""
+
+    def __init__(self, module: cst.Module) -> None:
+        self.module = module
+        self.imports: dict[str, str] = {}
+        self.functions: dict[str, FunctionInfo] = {}
+        self.classes: dict[str, ClassInfo] = {}
+        self.by_node: dict[int, FunctionInfo] = {}
+        self.all_functions: list[FunctionInfo] = []
+        #: dotted paths that are emptied somewhere: `x.clear()`, `del x[:]`, `self.x = []`
+        self.emptied: dict[str, list[cst.CSTNode]] = {}
+        #: dotted paths that are detached somewhere: `self.memory.detach_()`, `self.state = self.state.detach()`
+        self.detached: set[str] = set()
+        #: names that the module assigns at its top level
+        self.globals: set[str] = set()
+        self._scan(module.body, None, None, top=True)
+        for cls in self.classes.values():
+            cls.bases = [
+                self.imports.get(name.split(".")[0], name.split(".")[0]) + name[len(name.split(".")[0]) :]
+                for name in cls.bases
+            ]
+            cls.parents = [self.classes[name] for name in cls.bases if name in self.classes and name != cls.name]
+
+    def _scan(
+        self,
+        body: Sequence[cst.CSTNode],
+        cls: ClassInfo | None,
+        function: FunctionInfo | None,
+        *,
+        top: bool,
+    ) -> None:
+        for statement in body:
+            if isinstance(statement, cst.SimpleStatementLine):
+                for small in statement.body:
+                    self._small(small, cls, function, top)
+            elif isinstance(statement, cst.FunctionDef):
+                self._function(statement, cls, function, top)
+            elif isinstance(statement, cst.ClassDef):
+                self._class(statement, top)
+            else:
+                for block in blocks(statement):
+                    self._scan(block, cls, function, top=top)
+
+    def _function(self, node: cst.FunctionDef, cls: ClassInfo | None, outer: FunctionInfo | None, top: bool) -> None:
+        info = FunctionInfo(node, node.name.value, cls if outer is None else None)
+        self.by_node[id(node)] = info
+        self.all_functions.append(info)
+        if outer is None:
+            if cls is not None:
+                cls.methods[info.name] = info
+            elif top:
+                self.functions[info.name] = info
+        # within a method, `self` still means the class
+        self._scan(statements(node.body), cls, info, top=False)
+
+    def _class(self, node: cst.ClassDef, top: bool) -> None:
+        cls = ClassInfo(node)
+        cls.bases = [name for arg in node.bases if (name := dotted(_unsubscripted(arg.value)))]
+        self.classes.setdefault(cls.name, cls)
+        self._scan(statements(node.body), cls, None, top=False)
+
+    def _small(
+        self, node: cst.BaseSmallStatement, cls: ClassInfo | None, function: FunctionInfo | None, top: bool
+    ) -> None:
+        if isinstance(node, (cst.Import, cst.ImportFrom)):
+            if function is None:
+                self.imports.update(bindings(node))
+        elif isinstance(node, cst.Assign):
+            for target in node.targets:
+                self._assigned(target.target, node.value, cls, function, top)
+        elif isinstance(node, cst.AnnAssign):
+            if node.value is not None:
+                self._assigned(node.target, node.value, cls, function, top)
+        elif isinstance(node, cst.Expr):
+            self._call(node.value, cls)
+        elif isinstance(node, cst.Del):
+            deleted = node.target
+            if isinstance(deleted, cst.Subscript) and (path := dotted(deleted.value)):
+                if any(isinstance(e.slice, cst.Slice) for e in deleted.slice):
+                    self.emptied.setdefault(path, []).append(node)
+            elif path := dotted(deleted):
+                self.emptied.setdefault(path, []).append(node)
+
+    def _assigned(
+        self,
+        target: cst.BaseExpression,
+        value: cst.BaseExpression,
+        cls: ClassInfo | None,
+        function: FunctionInfo | None,
+        top: bool,
+    ) -> None:
+        if isinstance(target, (cst.Tuple, cst.List)):
+            values: list[cst.BaseExpression | None] = [None] * len(target.elements)
+            if isinstance(value, (cst.Tuple, cst.List)) and len(value.elements) == len(values):
+                values = [element.value for element in value.elements]
+            for element, part in zip(target.elements, values, strict=True):
+                if part is not None:
+                    self._assigned(element.value, part, cls, function, top)
+                elif top and isinstance(element.value, cst.Name):
+                    self.globals.add(element.value.value)
+                elif cls is not None and (path := dotted(element.value)).startswith("self."):
+                    cls.assigned.setdefault(path[5:], []).append(value)
+            return
+        path = dotted(target)
+        if not path:
+            return
+        if top and "." not in path:
+            self.globals.add(path)
+        if cls is not None and function is not None and path.startswith("self.") and path.count(".") == 1:
+            cls.assigned.setdefault(path[5:], []).append(value)
+        if isinstance(value, cst.Call) and isinstance(value.func, cst.Attribute) and value.func.attr.value == "detach":
+            if dotted(value.func.value) == path:
+                self.detached.add(path)
+        if is_empty_container(value) and "." in path and not (function is not None and function.name == "__init__"):
+            self.emptied.setdefault(path, []).append(target)
+
+    def _call(self, node: cst.BaseExpression, cls: ClassInfo | None) -> None:
+        if not isinstance(node, cst.Call) or not isinstance(node.func, cst.Attribute):
+            return
+        method = node.func.attr.value
+        if method == "detach_" and (path := dotted(node.func.value)):
+            self.detached.add(path)
+        elif method == "clear" and (path := dotted(node.func.value)):
+            self.emptied.setdefault(path, []).append(node)
+        elif method == "register_buffer" and cls is not None and node.args:
+            name = node.args[0].value
+            if isinstance(name, cst.SimpleString) and isinstance(name.evaluated_value, str):
+                cls.buffers.add(name.evaluated_value)
+
+
+def _unsubscripted(node: cst.BaseExpression) -> cst.BaseExpression:
+    return node.value if isinstance(node, cst.Subscript) else node
+
+
+def is_empty_container(node: cst.BaseExpression) -> bool:
+    """Whether an expression makes an empty container, or drops one (None)."""
+    if isinstance(node, (cst.List, cst.Tuple)):
+        return not node.elements
+    if isinstance(node, cst.Dict):
+        return not node.elements
+    if isinstance(node, cst.Call):
+        return not node.args and dotted(node.func).rsplit(".", 1)[-1] in (
+            "list",
+            "dict",
+            "set",
+            "deque",
+            "OrderedDict",
+            "defaultdict",
+        )
+    return isinstance(node, cst.Name) and node.value == "None"
+
+
+def statements(body: cst.CSTNode) -> Sequence[cst.CSTNode]:
+    """The statements of a block; those of a one-line suite are wrapped as one line."""
+    if isinstance(body, cst.IndentedBlock):
+        return body.body
+    if isinstance(body, cst.SimpleStatementSuite):
+        return (cst.SimpleStatementLine(body=body.body),)
+    return ()
+
+
+def blocks(node: cst.CSTNode) -> Iterator[Sequence[cst.CSTNode]]:
+    """The blocks of a compound statement that is not a definition."""
+    body = getattr(node, "body", None)
+    if isinstance(body, cst.BaseSuite):
+        yield statements(body)
+    for name in ("orelse", "finalbody"):
+        part = getattr(node, name, None)
+        if isinstance(part, cst.If):
+            yield (part,)
+        elif part is not None:
+            yield statements(part.body)
+    for handler in getattr(node, "handlers", ()):
+        yield statements(handler.body)
+    for case in getattr(node, "cases", ()):
+        yield statements(case.body)

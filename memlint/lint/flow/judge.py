@@ -1,0 +1,141 @@
+"""The verdict on a store: does it keep a graph that nobody needs, and what does that cost?"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import libcst as cst
+
+from memlint.lint.flow.facts import Backward, FunctionFlow, Life, Loop, Store, StoreKind
+from memlint.lint.flow.values import Grad, Grade, Origin, Source
+
+if TYPE_CHECKING:
+    from memlint.lint.flow import Flow
+
+
+class Cost(enum.Enum):
+    """What stays in memory for each thing kept."""
+
+    NODES = "graph nodes"  # backward has freed the saved tensors
+    REST = "what backward did not reach"  # a sibling of the loss: its own saved tensors stay
+    ACTIVATIONS = "activations"  # nothing freed them
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A store that keeps a graph for nothing."""
+
+    store: Store
+    origin: Origin
+    grade: Grade
+    cost: Cost
+    #: the backward that freed the saved tensors, where there is one
+    freed_by: Backward | None
+    #: the kept expression is the tensor itself, not something that holds it
+    whole: bool
+
+
+def judge(flow: Flow, store: Store) -> Kept | None:
+    """Whether `store` keeps a graph for nothing; None where it is right, bounded to one value, or not known."""
+    if store.needed or store.yielded or store.plain or not outlives_iteration(store):
+        return None
+    best: Kept | None = None
+    for leaf in store.leaves:
+        grade, origin = flow.attached_part(leaf)
+        if grade < Grade.WEAK or origin.site.source is Source.LEAF:
+            continue
+        if store.keyed and not made_in(leaf.origin, store.loops[-1]):
+            continue  # the same keys again in the next turn of the outer loop: nothing grows
+        kept = _cost(flow, store, leaf.origin, origin, grade)
+        if kept is not None and (best is None or (kept.grade, kept.cost.name) > (best.grade, best.cost.name)):
+            best = kept
+    return best
+
+
+def outlives_iteration(store: Store) -> bool:
+    """Whether what is stored is still there when the code comes by again."""
+    if store.kind is StoreKind.ASSIGN:
+        return False
+    if store.life is Life.LOOP:
+        return True
+    if store.life in (Life.SELF, Life.OUTER, Life.PARAM):
+        return store.across is not None or not store.function.is_module
+    return False
+
+
+def _cost(flow: Flow, store: Store, held: Origin, origin: Origin, grade: Grade) -> Kept | None:
+    whole = held is origin
+    freed_by = freeing_backward(store, origin)
+    if freed_by is not None or origin in store.consumed:
+        return Kept(store, origin, grade, Cost.NODES, freed_by, whole)
+    if origin.site.root and not _backwarded_here(store.function, origin):
+        return None  # backwarded elsewhere: somebody needs it
+    if grade >= Grade.LIKELY and _sibling_consumed(store, origin):
+        return Kept(store, origin, grade, Cost.REST, None, whole)
+    if store.returned or store.passed:
+        return None if not _evaluates(flow, store) else Kept(store, origin, grade, Cost.ACTIVATIONS, None, whole)
+    if _evaluates(flow, store) or (store.as_number and grade >= Grade.LIKELY and not store.function.backwards):
+        return Kept(store, origin, grade, Cost.ACTIVATIONS, None, whole)
+    return None
+
+
+def freeing_backward(store: Store, origin: Origin) -> Backward | None:
+    """The backward that frees the saved tensors of `origin` in the iteration of the store, before or after it."""
+    for event in store.function.backwards:
+        if event.retains is not False or origin not in event.reach:
+            continue
+        if event.loops[: len(store.loops)] != store.loops or store in event.value.via:
+            continue  # not in the same iteration, or it needs what is stored
+        if event.order > store.order or (origin in store.maybe_consumed and not store.value.spared):
+            return event
+    return None
+
+
+def _backwarded_here(function: FunctionFlow, origin: Origin) -> bool:
+    return any(origin.site in {o.site for o in event.reach} for event in function.backwards)
+
+
+def _sibling_consumed(store: Store, origin: Origin) -> bool:
+    base = origin.site.base
+    if base is None:
+        return False
+    return any(
+        freeing_backward(store, child) is not None or child in store.consumed
+        for child in base.children.values()
+        if child is not origin.site
+    )
+
+
+def _evaluates(flow: Flow, store: Store) -> bool:
+    """Whether the store collects results of an evaluation that runs with autograd on."""
+    function = store.function
+    if function.backwards or function.asks_grad or store.grad is not Grad.ON or flow.grad_of(function) is not Grad.ON:
+        return False
+    if any(event.what.value == "step" for event in function.optimizer):
+        return False
+    if function.is_module and any(True for _ in flow.backwards()) and not function.evals:
+        return False
+    if function.evals:
+        return True
+    moved = any(call in leaf.origin.site.calls for leaf in store.leaves for call in ("cpu",))
+    return moved and not store.returned and not store.passed and loop_over_data(store.across)
+
+
+def loop_over_data(loop: Loop | None) -> bool:
+    """Whether a loop runs over something (not a count of layers, not the children of a module)."""
+    return loop is not None and isinstance(loop.node, cst.For) and not loop.count
+
+
+def made_in(origin: Origin, loop: Loop) -> bool:
+    """Whether each iteration of `loop` makes the thing anew (rather than takes an element of something older)."""
+    site = origin.site
+    if site.source is Source.ITER:
+        return any(made_in(parent, loop) for parent in site.parents)
+    return loop in site.loops
+
+
+def model_source(origin: Origin) -> bool:
+    """Whether an origin is the output of a model or a loss."""
+    return origin.site.source in (Source.MODEL_CALL, Source.LOSS_CALL)

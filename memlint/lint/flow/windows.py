@@ -1,0 +1,95 @@
+"""Accumulation windows: several backwards to one optimizer step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import libcst as cst
+
+from memlint.lint.flow import knowledge as know
+from memlint.lint.flow.facts import (
+    Backward,
+    BackwardKind,
+    FunctionFlow,
+    Guard,
+    Loop,
+    OptimizerCall,
+    OptimizerEvent,
+    Path,
+    inside,
+)
+from memlint.lint.flow.syntax import modulus, names_in
+
+#: backwards whose framework neither divides the loss nor defers the step by itself
+_BY_HAND = (BackwardKind.TENSOR, BackwardKind.AUTOGRAD, BackwardKind.MANUAL)
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A backward that runs several times before the optimizer steps.
+
+    loop: the loop of the micro-steps. guard: the `if` under which the step runs, where it is in the same loop.
+    named: whether the code calls the number of micro-steps by a name that says so. length: its expression.
+    """
+
+    backward: Backward
+    step: OptimizerEvent
+    loop: Loop
+    guard: Guard | None
+    named: bool
+    length: cst.BaseExpression | None
+
+
+def windows(function: FunctionFlow) -> Iterator[Window]:
+    """The accumulation windows of a function."""
+    steps = [event for event in function.optimizer if event.what is OptimizerCall.STEP]
+    for backward in function.backwards:
+        if backward.kind in _BY_HAND and backward.loops and steps:
+            loop = backward.loops[-1]
+            window = _guarded(backward, loop, steps) or _nested(backward, loop, steps)
+            if window is not None:
+                yield window
+
+
+def _guarded(backward: Backward, loop: Loop, steps: list[OptimizerEvent]) -> Window | None:
+    """`if (i + 1) % n == 0: optimizer.step()` in the loop of the backward."""
+    guard: Guard | None = None
+    chosen: OptimizerEvent | None = None
+    mine = {id(frame.node) for frame in inside(backward.path, loop) if isinstance(frame, Guard)}
+    for step in steps:
+        if loop not in step.path:
+            continue
+        found = periodic_guard(inside(step.path, loop))
+        if found is None:
+            return None  # some optimizer steps in every iteration
+        if id(found.node) in mine:
+            return None  # the backward waits as well
+        guard, chosen = found, step
+    if guard is None or chosen is None:
+        return None
+    length = modulus(guard.test)
+    named = any(know.WINDOW_NAME.search(name) for name in names_in(guard.test))
+    return Window(backward, chosen, loop, guard, named, length)
+
+
+def _nested(backward: Backward, loop: Loop, steps: list[OptimizerEvent]) -> Window | None:
+    """`for micro in range(n): backward()`, then `optimizer.step()` after that loop."""
+    if any(loop in step.path for step in steps):
+        return None
+    after = [step for step in steps if step.order > backward.order and step.loops == backward.loops[:-1]]
+    if not after or not isinstance(loop.node, cst.For):
+        return None
+    named = any(know.WINDOW_NAME.search(name) for name in names_in(loop.node.iter))
+    length: cst.BaseExpression | None = None
+    if isinstance(loop.node.iter, cst.Call) and loop.count and loop.node.iter.args:
+        length = loop.node.iter.args[-1].value
+    return Window(backward, after[0], loop, None, named, length)
+
+
+def periodic_guard(path: Path) -> Guard | None:
+    """The innermost branch on a path that is taken once in a while."""
+    for frame in reversed(path):
+        if isinstance(frame, Guard) and frame.periodic:
+            return frame
+    return None
