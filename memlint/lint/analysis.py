@@ -1,0 +1,109 @@
+"""One file through the flow model and the rules."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import libcst as cst
+
+from memlint.lint.flow import Flow
+from memlint.lint.locate import spans
+from memlint.lint.model import Edit, Failure, FailureKind, Finding, Fix, Related, Span
+from memlint.rules.base import Draft, DraftFix, Rule
+
+if TYPE_CHECKING:
+    from packaging.version import Version
+
+    from memlint.lint.source import SourceFile
+
+
+@dataclass(frozen=True, slots=True)
+class AnalysisSettings:
+    """What the rules are told beside the file.
+
+    oldest_torch: the oldest torch version that the project supports; None where nothing tells.
+    """
+
+    oldest_torch: Version | None = None
+
+
+def analyse(
+    source: SourceFile, rules: Sequence[Rule], settings: AnalysisSettings
+) -> tuple[list[Finding], list[Failure]]:
+    """Run `rules` on a parsed file.
+
+    Findings are in the coordinates of the joined Python source, ordered by place and code. A rule that raises becomes
+    a failure; the others go on.
+    """
+    flow = Flow(source.module, source.path, settings, source.text)
+    drafts: list[Draft] = []
+    failures: list[Failure] = []
+    for rule in rules:
+        try:
+            drafts += rule.check(flow)
+        except RecursionError:
+            raise
+        except Exception as error:
+            failures.append(
+                Failure(source.path, FailureKind.RULE_CRASH, f"{rule.code}: {type(error).__name__}: {error}")
+            )
+    return located(source, drafts), failures
+
+
+def located(source: SourceFile, drafts: Sequence[Draft]) -> list[Finding]:
+    """Drafts as findings with positions."""
+    wanted: list[cst.CSTNode] = []
+    for draft in drafts:
+        wanted.append(draft.node)
+        wanted += [node for node, _ in draft.related]
+        if draft.fix is not None:
+            for edit in draft.fix.edits:
+                wanted += [node for node in (edit.node, edit.since, edit.until) if node is not None]
+    places = spans(source.module, wanted)
+    found: dict[tuple[Span, str, str], Finding] = {}
+    for draft in drafts:
+        span = places[id(draft.node)]
+        finding = Finding(
+            draft.code,
+            draft.name,
+            draft.severity,
+            draft.message,
+            source.path,
+            span,
+            fix=placed_fix(draft.fix, places, source) if draft.fix is not None else None,
+            related=tuple(Related(text, source.path, places[id(node)]) for node, text in draft.related),
+        )
+        found.setdefault((span, draft.code, draft.message), finding)
+    return sorted(found.values(), key=lambda finding: (finding.span, finding.code))
+
+
+def placed_fix(fix: DraftFix, places: dict[int, Span], source: SourceFile) -> Fix:
+    """A fix with its edits placed in the file."""
+    lines = source.text.splitlines() if any("\0" in edit.before for edit in fix.edits) else []
+    newline = source.module.default_newline
+
+    def indentation(span: Span) -> str:
+        return lines[span.line - 1][: span.column - 1]
+
+    edits: list[Edit] = []
+    for edit in fix.edits:
+        span = places[id(edit.node)]
+        if edit.since is not None:
+            before = places[id(edit.since)]
+            span = Span(before.end_line, before.end_column, span.end_line, span.end_column)
+        if edit.until is not None:
+            after = places[id(edit.until)]
+            span = Span(span.line, span.column, after.line, after.column)
+        if edit.replace is not None:
+            edits.append(Edit(span, edit.replace))
+        if edit.before:
+            # "\0" stands for a new line with the indentation of the node
+            text = edit.before
+            if "\0" in text:
+                text = text.replace("\0", newline + indentation(span))
+            edits.append(Edit(Span(span.line, span.column, span.line, span.column), text))
+        if edit.after:
+            edits.append(Edit(Span(span.end_line, span.end_column, span.end_line, span.end_column), edit.after))
+    return Fix(fix.label, tuple(edits), fix.safe)

@@ -1,0 +1,1 @@
+"""The rules, one file each; `memlint.lint.catalog` finds them."""

@@ -1,0 +1,157 @@
+"""ML105: retain_graph=True that nobody needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import libcst as cst
+
+from memlint.lint.flow import Flow
+from memlint.lint.flow.facts import Backward, BackwardKind, FunctionFlow
+from memlint.lint.flow.values import EMPTY, Origin, Source
+from memlint.lint.model import Severity
+from memlint.rules import edits
+from memlint.rules.base import Draft, Rule
+
+_GRAPHS = (Source.CALL, Source.MODEL_CALL, Source.LOSS_CALL, Source.ITEM)
+
+
+class RetainGraph(Rule):
+    """`backward(retain_graph=True)` where nothing backwards the graph again.
+
+    Retaining keeps all saved activations after the backward, until the loss is bound to something else: the next
+    forward pass is then computed while the last one is still in memory, which about doubles the peak. It does not
+    grow from step to step by itself.
+
+    It is right where another backward or `autograd.grad` runs through (part of) the same graph: two losses of one
+    forward pass, a graph made outside the loop. memlint is silent there. The last of several backwards over one graph
+    does not need it.
+    """
+
+    code, name, severity = "ML105", "retain-graph", Severity.WARNING
+    triggers = ("retain_graph",)
+    bad = """
+def train(model, loader, criterion, optimizer):
+    for inputs, targets in loader:
+        optimizer.zero_grad()
+        loss = criterion(model(inputs), targets)
+        loss.backward(retain_graph=True)
+        optimizer.step()
+"""
+    good = bad.replace("retain_graph=True", "")
+
+    def check(self, flow: Flow) -> Iterator[Draft]:
+        for event in flow.backwards():
+            if event.retain is None or event.retains is not True or event.create is not None:
+                continue
+            if event.kind in (BackwardKind.GRAD, BackwardKind.HELPER, BackwardKind.FRAMEWORK):
+                continue
+            made, open_ends = graph_of(flow, event)
+            if self.one_of_many(event):
+                yield self.draft(flow, event, every=True)
+            elif not open_ends and made and not self.needed(event.function, event, made):
+                yield self.draft(flow, event, every=False)
+
+    def draft(self, flow: Flow, event: Backward, *, every: bool) -> Draft:
+        """The finding."""
+        assert event.retain is not None
+        if every:
+            message = (
+                "every loss of the loop retains the graph, the last one too: its activations stay until the loss is "
+                "bound anew, so the next forward pass runs beside them (peak). Retain for all but the last: "
+                "retain_graph=i < len(losses) - 1."
+            )
+            return self.finding(event.retain, message)
+        message = (
+            "nothing backwards this graph again: retain_graph=True keeps all its activations until the loss is bound "
+            "anew, so the next forward pass runs beside them (about twice the peak). Drop it. If dropping it raises "
+            '"backward through the graph a second time", state is carried between iterations: detach that.'
+        )
+        assert isinstance(event.node, cst.Call)
+        fix = edits.remove_argument(event.node, event.retain, "drop retain_graph", safe=self.sure(flow, event))
+        return self.finding(event.retain, message, fix=fix)
+
+    @staticmethod
+    def sure(flow: Flow, event: Backward) -> bool:
+        """Whether no module on the way can carry state: all of them are torch's own, which keep none."""
+        made, _ = graph_of(flow, event)
+        calls = {o.site if o.base is None else o.base.site for o in made}
+        return all("known module" in o.calls or o.label.startswith("torch.") for o in calls)
+
+    @staticmethod
+    def one_of_many(event: Backward) -> bool:
+        """`for loss in losses: loss.backward(retain_graph=True)`: the losses may share one graph."""
+        if not event.loops or event.function.backwards != [event]:
+            return False
+        loop = event.loops[-1]
+        origins = event.value.graph
+        return (
+            bool(origins)
+            and loop.over is not None
+            and all(o.source is Source.ITER and loop in o.loops for o in origins)
+            and "loss" in loop.over_text.lower()
+        )
+
+    @staticmethod
+    def needed(function: FunctionFlow, event: Backward, made: frozenset[Origin]) -> bool:
+        """Whether part of the graph is used by another backward, or may be."""
+        sites = {origin.site for origin in made}
+        loop = event.loops[-1] if event.loops else None
+        if loop is not None and any(loop not in o.loops for o in sites if o.source is not Source.ITEM):
+            return True  # made outside the loop: the next iteration runs through it again
+        for other in function.backwards:
+            if other is not event and {o.site for o in other.reach} & sites:
+                if other.order > event.order or any(o.old for o in other.reach if o.site in sites):
+                    return True
+        if any(o.old for o in event.reach if o.site in sites):
+            return True  # it runs through an earlier iteration
+        roots = {o.site for o in event.value.graph}
+        inner = sites - roots
+        for call in function.calls.values():
+            if call.order > event.order and any(
+                o.source is Source.CALL and o.node is call.node for o in call.result.graph
+            ):
+                given = {o.site for value in call.args for o in value.graph}
+                if given & inner or (given & roots and call.target is not None and call.target.summary is None):
+                    return True
+        for store in function.stores:
+            if store.life.name in ("SELF", "OUTER", "PARAM") or store.passed or store.returned:
+                if {leaf.origin.site for leaf in store.leaves} & inner:
+                    return True
+        return any({o.site for o in value.graph} & inner for _, value, _ in function.returns.values())
+
+
+def graph_of(flow: Flow, event: Backward) -> tuple[frozenset[Origin], bool]:
+    """The graph below a backward as far as this function made it; and whether it reaches something from elsewhere.
+
+    Elements of what a loop runs over are data: the walk stops there.
+    """
+    seen: set[Origin] = set()
+    made: set[Origin] = set()
+    elsewhere = False
+    stack = list(event.value.graph)
+    while stack:
+        origin = stack.pop()
+        if origin in seen:
+            continue
+        seen.add(origin)
+        if origin.source is Source.PARAM and flow.owner.get(origin, event.function) is event.function:
+            elsewhere = True
+        if origin.source not in _GRAPHS or root_of(origin).source is Source.ITER:
+            continue
+        made.add(origin)
+        stack += origin.parents
+        base = origin.base
+        while base is not None:
+            if base.source is Source.PARAM:
+                elsewhere = True
+            stack += base.parents
+            base = base.base
+    return frozenset(made) or EMPTY, elsewhere
+
+
+def root_of(origin: Origin) -> Origin:
+    """What an item is (part of) an item of."""
+    while origin.base is not None:
+        origin = origin.base
+    return origin

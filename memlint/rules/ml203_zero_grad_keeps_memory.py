@@ -1,0 +1,109 @@
+"""ML203: gradients zeroed in place rather than dropped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import libcst as cst
+from packaging.version import Version
+
+from memlint.lint.flow import Flow
+from memlint.lint.flow import knowledge as know
+from memlint.lint.flow.facts import OptimizerCall, OptimizerEvent
+from memlint.lint.flow.values import Instance, Kind
+from memlint.lint.model import Severity
+from memlint.rules import wording
+from memlint.rules.base import Draft, DraftFix, NodeEdit, Rule
+
+#: `set_to_none=True` is the default of Optimizer.zero_grad and Module.zero_grad since this version (release notes of
+#: torch 2.0; torch/optim/optimizer.py and torch/nn/modules/module.py of 2.13 say `set_to_none: bool = True`).
+DEFAULT_SINCE = Version("2.0")
+
+
+class ZeroGradKeepsMemory(Rule):
+    """Gradients are set to zero rather than dropped, so their memory stays during the next forward pass.
+
+    With `set_to_none=True` the gradients are freed until the next backward makes them anew: the peak is lower by the
+    size of the parameters where it falls into the forward pass, and the optimizer need not read them. It is the
+    default since torch 2.0. `set_to_none=False` keeps the old way; a bare `zero_grad()` keeps it where older versions
+    of torch are supported. memlint takes the oldest supported version from `--target-torch`, the configuration or
+    the project's metadata.
+
+    Code that reads `.grad` after zero_grad() finds None instead of zeros: the fix is unsafe where the file reads it.
+    """
+
+    code, name, severity = "ML203", "zero-grad-keeps-memory", Severity.WARNING
+    triggers = ("zero_grad", ".grad.zero_(", ".grad.data.zero_(")
+    bad = """
+def train(model, loader, criterion, optimizer):
+    for inputs, targets in loader:
+        optimizer.zero_grad(set_to_none=False)
+        criterion(model(inputs), targets).backward()
+        optimizer.step()
+"""
+    good = bad.replace("set_to_none=False", "set_to_none=True")
+
+    def check(self, flow: Flow) -> Iterator[Draft]:
+        for function in flow.functions:
+            for event in function.optimizer:
+                if event.what is OptimizerCall.ZERO_GRAD and is_torch(event):
+                    yield from self.zero_grad(flow, event)
+            for call in function.calls.values():
+                if call.text.endswith((".grad.zero_", ".grad.data.zero_")):
+                    yield self.finding(
+                        call.node,
+                        f"`{wording.short(call.text)}()` keeps the gradient's memory during the next forward pass; "
+                        f"`{call.text.split('.grad')[0]}.grad = None` frees it.",
+                        severity=Severity.NOTE,
+                    )
+
+    def zero_grad(self, flow: Flow, event: OptimizerEvent) -> Iterator[Draft]:
+        """The finding on one `zero_grad` call."""
+        where = wording.short(event.receiver_text)
+        given = [arg for arg in event.node.args if arg.keyword is None or arg.keyword.value == "set_to_none"]
+        if given:
+            if isinstance(given[0].value, cst.Name) and given[0].value.value == "False":
+                yield self.finding(
+                    event.node,
+                    f"`{where}.zero_grad(set_to_none=False)` keeps the memory of all gradients during the next forward "
+                    f"pass. Set them to None.",
+                    fix=self.fix(flow, NodeEdit(given[0].value, replace="True")),
+                )
+            return
+        if event.node.args:
+            return
+        oldest = flow.settings.oldest_torch if flow.settings is not None else None
+        if oldest is not None and oldest >= DEFAULT_SINCE:
+            return
+        if oldest is None:
+            message = (
+                f"`{where}.zero_grad()` frees the gradients since torch 2.0; before, it keeps their memory during the "
+                f"next forward pass unless set_to_none=True is given. Which torch this project supports is not known "
+                f"(--target-torch)."
+            )
+            yield self.finding(event.node, message, severity=Severity.NOTE)
+            return
+        yield self.finding(
+            event.node,
+            f"`{where}.zero_grad()` keeps the memory of all gradients during the next forward pass on torch {oldest}, "
+            f"the oldest that this project supports (None is the default only since 2.0). Pass set_to_none=True.",
+            fix=self.fix(
+                flow,
+                NodeEdit(event.node, replace=f"{flow.text(event.node.func)}(set_to_none=True)"),
+            ),
+        )
+
+    @staticmethod
+    def fix(flow: Flow, edit: NodeEdit) -> DraftFix:
+        """Safe where the file never reads `.grad`."""
+        return DraftFix("set gradients to None", (edit,), safe=".grad" not in flow.code.replace(".grad_", ""))
+
+
+def is_torch(event: OptimizerEvent) -> bool:
+    """Whether `zero_grad` is that of an optimizer or module of torch, as far as can be seen."""
+    if isinstance(event.receiver.info, Instance) and event.receiver.info.cls.method("zero_grad") is not None:
+        return False
+    if event.receiver.kind in (Kind.OPTIMIZER, Kind.MODULE):
+        return True
+    tail = event.receiver_text.rsplit(".", 1)[-1]
+    return bool(know.OPTIMIZER_NAME.search(tail) or know.MODEL_NAME.match(tail))
