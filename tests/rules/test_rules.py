@@ -68,7 +68,7 @@ def compare(text: str, findings: list[Finding]) -> None:
 
 
 def files(kind: str) -> list[Path]:
-    return sorted(FIXTURES.glob(f"*/{kind}.py"))
+    return [path for path in sorted(FIXTURES.glob(f"*/{kind}*.py")) if "fixed" not in path.name]
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.code)
@@ -99,7 +99,7 @@ def test_triggers_occur_in_every_hit(rule: Rule) -> None:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("path", files("hits"), ids=lambda path: path.parent.name)
+@pytest.mark.parametrize("path", files("hits"), ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_hits(path: Path, variant: str) -> None:
     text = VARIANTS[variant](path.read_text())
     assert expected(text)
@@ -107,14 +107,14 @@ def test_hits(path: Path, variant: str) -> None:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("path", files("quiet"), ids=lambda path: path.parent.name)
+@pytest.mark.parametrize("path", files("quiet"), ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_quiet(path: Path, variant: str) -> None:
     text = VARIANTS[variant](path.read_text())
     assert not expected(text)
     compare(text, check(text))
 
 
-@pytest.mark.parametrize("path", files("hits"), ids=lambda path: path.parent.name)
+@pytest.mark.parametrize("path", files("hits"), ids=lambda path: f"{path.parent.name}-{path.stem}")
 @pytest.mark.parametrize("form", ["crlf", "bom"])
 def test_other_bytes(path: Path, form: str) -> None:
     text = path.read_text()
@@ -138,7 +138,7 @@ def fixed(text: str, *, unsafe: bool) -> str:
 
 
 @pytest.mark.parametrize("unsafe", [False, True], ids=["safe", "unsafe"])
-@pytest.mark.parametrize("path", files("hits"), ids=lambda path: path.parent.name)
+@pytest.mark.parametrize("path", files("hits"), ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_fixes(path: Path, unsafe: bool) -> None:
     """A fixed file compiles, has nothing left to fix, and fixing it again changes nothing."""
     text = path.read_text()
@@ -147,12 +147,12 @@ def test_fixes(path: Path, unsafe: bool) -> None:
     left = [f for f in check(after) if f.fix is not None and (f.fix.safe or unsafe)]
     assert not left
     assert fixed(after, unsafe=unsafe) == after
-    golden = path.with_name("hits.fixed.py")
-    if unsafe and golden.exists():
-        assert after == golden.read_text()
+    golden = path.with_name(path.stem + ".fixed.py")
+    if unsafe:
+        assert after == (golden if golden.exists() else path).read_text()
 
 
-@pytest.mark.parametrize("path", files("hits"), ids=lambda path: path.parent.name)
+@pytest.mark.parametrize("path", files("hits"), ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_messages_name_things(path: Path) -> None:
     for finding in check(path.read_text()):
         assert len(finding.message) < 500

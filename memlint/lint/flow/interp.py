@@ -382,11 +382,14 @@ class Interpreter(Calls):
         if where and (value.graph or value.via):
             kept = self.running(node, target, where, value_node, value)
             if kept is value and isinstance(target, cst.Name):
-                # a plain binding, where a running value may start
-                found = self.function.bindings.setdefault(target.value, {})
-                found[id(value_node)] = (value_node, self.path, value)
+                self.bound_plainly(target, value_node, value)
             value = kept
         self.assign(target, value, value_node)
+
+    def bound_plainly(self, target: cst.Name, value_node: cst.BaseExpression, value: Value) -> None:
+        """Remember a plain binding of a name: a running value may start there."""
+        found = self.function.bindings.setdefault(target.value, {})
+        found[id(value_node)] = (value_node, self.path, value)
 
     def rebind_conditional(
         self, node: cst.CSTNode, target: cst.BaseExpression, value_node: cst.IfExp, where: str
@@ -399,6 +402,8 @@ class Interpreter(Calls):
             value = self.ev(branch)
             kept = self.running(node, target, where, branch, value)
             summed = summed or kept is not value
+            if kept is value and isinstance(target, cst.Name):
+                self.bound_plainly(target, branch, value)
             results.append(kept)
         self.assign(target, join(results[0], results[1]), None if summed else value_node)
 

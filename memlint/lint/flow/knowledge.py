@@ -17,7 +17,7 @@ DETACHING_METHODS = frozenset(
     isposinf isreal logical_and logical_or logical_not logical_xor nonzero count_nonzero allclose equal isclose
     stride data_ptr element_size get_device storage untyped_storage storage_offset is_contiguous
     is_floating_point is_complex new_zeros new_ones new_full new_empty new_tensor multinomial bitwise_and
-    bitwise_or bitwise_not bincount histc searchsorted unique_consecutive nelement any all
+    bitwise_or bitwise_not bincount histc nelement any all
     """.split()
 )
 
@@ -50,7 +50,7 @@ DETACHING_FUNCTIONS = frozenset(
     is_tensor tensor zeros ones full empty rand randn randint randperm arange linspace logspace eye zeros_like
     ones_like full_like empty_like rand_like randn_like randint_like from_numpy bernoulli multinomial
     tril_indices triu_indices device manual_seed save get_rng_state set_rng_state initial_seed finfo iinfo
-    Generator normal is_grad_enabled numel is_floating_point isin get_default_dtype Size
+    Generator normal is_grad_enabled searchsorted bucketize numel is_floating_point isin get_default_dtype Size
     """.split()
 ) | frozenset("torch." + name for name in DETACHING_METHODS)
 
