@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from memlint.lint.flow import Flow
 from memlint.lint.flow import knowledge as know
 from memlint.lint.flow.calls import reach
-from memlint.lint.flow.facts import CallEvent, FunctionFlow, Loop
+from memlint.lint.flow.facts import CallEvent, FunctionFlow, Loop, StoreKind
 from memlint.lint.flow.values import Grad, Origin, Source
 from memlint.lint.imports import dotted
 from memlint.lint.model import Severity
@@ -61,6 +61,20 @@ def train(lstm, head, criterion, optimizer, stream):
                 if function.cls is not None and function.cls.is_module and function.name == "forward":
                     continue
                 yield from self.judge(flow, function, event, loop)
+
+            yield from self.overwritten(flow, function)
+
+    def overwritten(self, flow: Flow, function: FunctionFlow) -> Iterator[Draft]:
+        """`h[t] = f(h[t - 1])`: the write changes a tensor that the graph of the step before has saved."""
+        for store in function.stores:
+            if store.kind is StoreKind.UPDATE and store.needed and store in store.value.via and store.loops:
+                yield self.finding(
+                    store.node,
+                    f"`{wording.short(flow.text(store.expression))}` reads `{store.holder_text}`, which this line then "
+                    f"writes in place: backward raises if the step saved what it read. Collect the steps in a list "
+                    f"and torch.stack them.",
+                    severity=Severity.NOTE,
+                )
 
     @staticmethod
     def carries(event: CallEvent) -> Loop | None:

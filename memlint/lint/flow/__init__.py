@@ -137,6 +137,9 @@ class Flow:
         for place, param in enumerate(info.parameters):
             name = param.name.value
             if info.bound and place == 0 and info.cls is not None:
+                if info.of_class:
+                    state.names[name] = Value(Kind.CLASS, info=info.cls)
+                    continue
                 kind = Kind.MODULE if info.cls.is_module else Kind.INSTANCE
                 state.names[name] = of(self.self_origin(info.cls), kind, Instance(info.cls))
                 continue
@@ -429,6 +432,12 @@ class Flow:
             if any(self.grade(origin) >= Grade.LIKELY for origin in value.graph) and store.kind is StoreKind.ACCUMULATE:
                 if value.graph & {leaf.origin for leaf in store.leaves}:
                     yield value_node
+
+    def elements_of(self, given: set[Origin]) -> Iterator[Origin]:
+        """The elements that loops and comprehensions take from any of `given`."""
+        for origin in self._origins.values():
+            if origin.source is Source.ITER and not given.isdisjoint(parent.site for parent in origin.parents):
+                yield origin
 
     def stores(self) -> Iterator[Store]:
         """All stores of the file."""

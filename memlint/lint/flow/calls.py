@@ -478,7 +478,8 @@ class Calls(Expressions):
         """Remember that `method` was called on a value."""
         for origin in value.objects:
             origin.site.calls.add(method)
-            if method in ("item", "detach"):
+        if method in ("item", "detach") and len(value.graph) == 1:
+            for origin in value.graph:
                 origin.site.detached = True
 
     # -- methods ---------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import libcst as cst
 
 from memlint.lint.flow import knowledge as know
-from memlint.lint.flow.facts import Frame, FunctionFlow, Loop, Path, Store, loops_of
+from memlint.lint.flow.facts import Division, Frame, FunctionFlow, Loop, Path, Store, loops_of
 from memlint.lint.flow.index import ClassInfo, FunctionInfo
 from memlint.lint.flow.state import State
 from memlint.lint.flow.syntax import place
@@ -93,6 +93,8 @@ class Expressions:
         if handler is None:
             return UNKNOWN
         value = handler(node)
+        if isinstance(node, (cst.Name, cst.Attribute)):
+            self.function.seen[id(node)] = value
         if self.state.grad is Grad.OFF and value.graph and not value.direct and value.kind is not Kind.CONTAINER:
             # what is computed here is not recorded
             value = value._replace(kind=Kind.TENSOR, graph=EMPTY, terms=EMPTY, info=None)
@@ -320,6 +322,8 @@ class Expressions:
             return self.concatenated(node, left, right)
         value = combine([left, right], Kind.TENSOR if Kind.TENSOR in (left.kind, right.kind) else Kind.UNKNOWN)
         if isinstance(operator, cst.Divide):
+            if left.graph:
+                self.function.divisions[id(node)] = Division(node, node.right, left, self.path)
             return value._replace(divided=True, terms=left.terms)
         if isinstance(operator, cst.Multiply):
             return self.product(node, left, right, value)

@@ -234,11 +234,23 @@ class CallEvent:
     #: the function of this file that runs
     target: FunctionInfo | None = None
     order: int = 0
+    #: the call is a statement of its own: nothing takes its result
+    discarded: bool = False
 
     @property
     def loops(self) -> tuple[Loop, ...]:
         """The loops around the call."""
         return loops_of(self.path)
+
+
+@dataclass(slots=True, eq=False)
+class Division:
+    """A tensor divided by something."""
+
+    node: cst.CSTNode
+    divisor: cst.BaseExpression
+    divided: Value
+    path: Path
 
 
 @dataclass(slots=True, eq=False)
@@ -259,6 +271,10 @@ class FunctionFlow:
     #: dotted paths on which `.eval()` / `.train()` is called
     evals: dict[str, cst.Call] = field(default_factory=dict)
     trains: set[str] = field(default_factory=set)
+    #: what names and attributes held where they stand: by place
+    seen: dict[int, Value] = field(default_factory=dict)
+    #: divisions of values that may carry a graph, by place
+    divisions: dict[int, Division] = field(default_factory=dict)
     #: plain assignments to names: by name, then by place
     bindings: dict[str, dict[int, tuple[cst.BaseExpression, Path, Value]]] = field(default_factory=dict)
     #: it asks for gradients itself: autograd.grad, requires_grad_()

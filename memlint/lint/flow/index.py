@@ -36,6 +36,7 @@ class FunctionInfo:
         )
         names = {dotted(d.func if isinstance(d, cst.Call) else d) for d in self.decorators}
         self.static = "staticmethod" in names
+        self.of_class = "classmethod" in names or name in ("__new__", "__init_subclass__", "__class_getitem__")
         self.property = bool(names & {"property", "functools.cached_property", "cached_property"})
         self.generator = False
 

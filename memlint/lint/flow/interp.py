@@ -11,6 +11,7 @@ from memlint.lint.flow.calls import Calls
 from memlint.lint.flow.expressions import ANY
 from memlint.lint.flow.facts import (
     BackwardKind,
+    Division,
     Guard,
     Life,
     Loop,
@@ -295,6 +296,8 @@ class Interpreter(Calls):
         """Execute a simple statement."""
         if isinstance(node, cst.Expr):
             value = self.ev(node.value)
+            if (call := self.function.calls.get(id(node.value))) is not None:
+                call.discarded = True
             if value.kind is Kind.GRAD_MODE and isinstance(node.value, cst.Call):
                 if dotted(node.value.func).endswith("set_grad_enabled"):
                     self.state.grad = value.info
@@ -463,6 +466,8 @@ class Interpreter(Calls):
             isinstance(operator, cst.MultiplyAssign) and known_constant(added) is ...
         )
         if not adds:
+            if isinstance(operator, cst.DivideAssign) and old.graph:
+                self.function.divisions[id(node)] = Division(node, node.value, old, self.path)
             if ".grad" in (text := dotted(target)) and text.endswith(("grad", "grad.data")):
                 self.function.scales_grad = True
             if not old.graph and not added.graph:
@@ -543,7 +548,8 @@ class Interpreter(Calls):
             elif value.kind is Kind.TENSOR or (value.graph and not value.direct):
                 self.assign(element.value, value.derived(), None)
             else:
-                self.assign(element.value, self.field(value, f"[{place_}]", element.value), None)
+                node = element.value if isinstance(element.value, cst.Attribute) else None
+                self.assign(element.value, self.field(value, f"[{place_}]", element.value), node)
 
     def assign_attribute(self, target: cst.Attribute, value: Value, node: cst.BaseExpression | None) -> None:
         """`base.attr = value`."""
