@@ -16,6 +16,7 @@ from memlint.rules.base import Draft, DraftFix, Rule
 if TYPE_CHECKING:
     from packaging.version import Version
 
+    from memlint.lint.project import Project
     from memlint.lint.source import SourceFile
 
 
@@ -24,9 +25,11 @@ class AnalysisSettings:
     """What the rules are told beside the file.
 
     oldest_torch: the oldest torch version that the project supports; None where nothing tells.
+    project: the files around the one that is judged; None where it stands alone.
     """
 
     oldest_torch: Version | None = None
+    project: Project | None = None
 
 
 def analyse(

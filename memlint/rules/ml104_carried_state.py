@@ -109,7 +109,7 @@ def train(lstm, head, criterion, optimizer, stream):
                 severity=Severity.ERROR,
                 related=[(first.node, "this backward keeps the graph of all iterations")],
             )
-        elif not here and self.trains_in_loop(flow, function, made, loop) and not self.leaves(function, made):
+        elif not here and self.waits_in_vain(flow, function, made, loop):
             yield self.finding(
                 event.node,
                 f"`{text}` is given its own state from the iteration before with the whole graph, and nothing in this "
@@ -117,8 +117,14 @@ def train(lstm, head, criterion, optimizer, stream):
                 f"iteration begins, or run the loop under torch.no_grad().",
             )
 
+    def waits_in_vain(self, flow: Flow, function: FunctionFlow, made: set[Origin], loop: Loop) -> bool:
+        """Whether a loss is computed in the loop that no backward will ever run on."""
+        if not self.trains_in_loop(function, made, loop) or self.leaves(function, made):
+            return False
+        return not flow.may_run_without_grad(function)
+
     @staticmethod
-    def trains_in_loop(flow: Flow, function: FunctionFlow, made: set[Origin], loop: Loop) -> bool:
+    def trains_in_loop(function: FunctionFlow, made: set[Origin], loop: Loop) -> bool:
         """Whether the loop computes a loss from what the call returns."""
         for event in function.calls.values():
             if loop not in event.loops:
@@ -126,7 +132,6 @@ def train(lstm, head, criterion, optimizer, stream):
             if any(origin.source is Source.LOSS_CALL for origin in event.result.graph):
                 if {o.site for o in reach(event.result.graph)} & made:
                     return True
-        del flow
         return False
 
     @staticmethod

@@ -49,6 +49,8 @@ def validate(model, loader, criterion):
             seen: set[str] = set()
             for event in sorted(function.calls.values(), key=lambda event: event.order):
                 if event.text not in seen and self.builds_graph(flow, function, event):
+                    if flow.may_run_without_grad(function):
+                        break
                     seen.add(event.text)
                     yield self.draft(flow, function, event)
 

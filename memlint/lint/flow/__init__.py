@@ -475,6 +475,23 @@ class Flow:
             return Grad.OFF
         return Grad.ON if modes == {Grad.ON} else Grad.MAYBE
 
+    def may_run_without_grad(self, function: FunctionFlow) -> bool:
+        """Whether a function runs (or may run) with autograd off in all of its uses, callers in other files included.
+
+        Asks the project, which costs the parse of the callers' files: ask last.
+        """
+        if self.grad_of(function) is not Grad.ON:
+            return True
+        project = self.settings.project if self.settings is not None else None
+        if project is None or function.info is None or not isinstance(function.node, cst.FunctionDef):
+            return False
+        outside = project.modes(self.path, function.name, function.cls.name if function.cls is not None else "")
+        if outside is None:
+            return True
+        inside = {self.grad_of(event.function) for event in self.callers.get(id(function.node), {}).values()}
+        modes = outside | inside
+        return bool(modes) and Grad.ON not in modes
+
     def grade(self, origin: Origin, seen: frozenset[Origin] = frozenset()) -> Grade:
         """How sure it is that `origin` carries a graph."""
         site = origin.site

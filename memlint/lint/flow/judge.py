@@ -118,9 +118,10 @@ def _evaluates(flow: Flow, store: Store) -> bool:
     if function.is_module and any(True for _ in flow.backwards()) and not function.evals:
         return False
     if function.evals:
-        return True
+        return not flow.may_run_without_grad(function)
     moved = any(call in leaf.origin.site.calls for leaf in store.leaves for call in ("cpu",))
-    return moved and not store.returned and not store.passed and loop_over_data(store.across)
+    kept_here = moved and not store.returned and not store.passed and loop_over_data(store.across)
+    return kept_here and not flow.may_run_without_grad(function)
 
 
 def loop_over_data(loop: Loop | None) -> bool:
