@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import libcst as cst
@@ -10,7 +11,7 @@ from packaging.version import Version
 from memlint.lint.flow import Flow
 from memlint.lint.flow import knowledge as know
 from memlint.lint.flow.facts import OptimizerCall, OptimizerEvent
-from memlint.lint.flow.values import Instance, Kind
+from memlint.lint.flow.values import Instance, Kind, Source
 from memlint.lint.model import Severity
 from memlint.rules import wording
 from memlint.rules.base import Draft, DraftFix, NodeEdit, Rule
@@ -18,6 +19,11 @@ from memlint.rules.base import Draft, DraftFix, NodeEdit, Rule
 #: `set_to_none=True` is the default of Optimizer.zero_grad and Module.zero_grad since this version (release notes of
 #: torch 2.0; torch/optim/optimizer.py and torch/nn/modules/module.py of 2.13 say `set_to_none: bool = True`).
 DEFAULT_SINCE = Version("2.0")
+
+#: `set_to_none` exists since this version (pytorch/pytorch#42754).
+ARGUMENT_SINCE = Version("1.7")
+#: gradients that are put in place by hand stay whatever zero_grad does
+_BY_HAND = re.compile(r"\.grad\s*=\s*(?!None|=)")
 
 
 class ZeroGradKeepsMemory(Rule):
@@ -75,13 +81,15 @@ def train(model, loader, criterion, optimizer):
         oldest = flow.settings.oldest_torch if flow.settings is not None else None
         if oldest is not None and oldest >= DEFAULT_SINCE:
             return
-        if oldest is None:
-            message = (
+        if oldest is None or oldest < ARGUMENT_SINCE or not between_steps(flow, event):
+            known = f"torch {oldest} is supported here" if oldest is not None else "it is not known (--target-torch)"
+            yield self.finding(
+                event.node,
                 f"`{where}.zero_grad()` frees the gradients since torch 2.0; before, it keeps their memory during the "
-                f"next forward pass unless set_to_none=True is given. Which torch this project supports is not known "
-                f"(--target-torch)."
+                f"next forward pass unless set_to_none=True (since 1.7) is given. Which torch this project supports: "
+                f"{known}.",
+                severity=Severity.NOTE,
             )
-            yield self.finding(event.node, message, severity=Severity.NOTE)
             return
         yield self.finding(
             event.node,
@@ -107,3 +115,17 @@ def is_torch(event: OptimizerEvent) -> bool:
         return True
     tail = event.receiver_text.rsplit(".", 1)[-1]
     return bool(know.OPTIMIZER_NAME.search(tail) or know.MODEL_NAME.match(tail))
+
+
+def between_steps(flow: Flow, event: OptimizerEvent) -> bool:
+    """Whether gradients of an earlier step are there when they are cleared: the call repeats, with a backward."""
+    function = event.function
+    if _BY_HAND.search(flow.code):
+        return False
+    for origin in event.receiver.graph:
+        site = origin.site
+        if site.source is Source.CALL and event.receiver.kind is Kind.UNKNOWN and not site.returned:
+            return False  # made by something that is not torch's, as far as can be seen
+    if event.loops:
+        return any(event.loops[-1] in backward.path for backward in function.backwards)
+    return event.receiver_text.startswith("self.") and bool(function.backwards)

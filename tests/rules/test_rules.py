@@ -9,6 +9,7 @@ from pathlib import Path
 
 import libcst as cst
 import pytest
+from packaging.version import Version
 
 from memlint.lint.analysis import AnalysisSettings, analyse
 from memlint.lint.catalog import all_rules
@@ -159,3 +160,20 @@ def test_messages_name_things(path: Path) -> None:
         assert len(finding.message) < 500
         assert "\n" not in finding.message
         assert finding.message[-1] in ".)?", finding.message
+
+
+@pytest.mark.parametrize(
+    ("oldest", "severity"),
+    [(None, Severity.NOTE), ("1.6", Severity.NOTE), ("1.7", Severity.WARNING), ("1.13.1", Severity.WARNING)],
+)
+def test_bare_zero_grad_depends_on_the_oldest_torch(oldest: str | None, severity: Severity) -> None:
+    text = "def f(m, l, opt):\n    for x in l:\n        opt.zero_grad()\n        m(x).backward()\n        opt.step()\n"
+    version = Version(oldest) if oldest is not None else None
+    findings, _ = analyse(SourceFile("case.py", text.encode()), list(all_rules()), AnalysisSettings(version))
+    assert [(f.code, f.severity) for f in findings] == [("ML203", severity)]
+
+
+def test_bare_zero_grad_is_right_since_torch_2() -> None:
+    text = "def f(m, l, opt):\n    for x in l:\n        opt.zero_grad()\n        m(x).backward()\n        opt.step()\n"
+    findings, _ = analyse(SourceFile("case.py", text.encode()), list(all_rules()), AnalysisSettings(Version("2.0")))
+    assert not findings

@@ -65,6 +65,7 @@ LIGHTNING_EVALUATION = frozenset(
 
 #: calls of functions of the file are followed this far down at once; what lies deeper is unknown to its callers
 DEEPEST = 20
+CALLS = frozenset((Source.CALL, Source.MODEL_CALL, Source.LOSS_CALL))
 
 
 class Flow:
@@ -88,6 +89,8 @@ class Flow:
         self._backwards: dict[tuple[int, str], Backward] = {}
         self._selves: dict[int, Origin] = {}
         self._attributes: dict[tuple[int, str], Value | None] = {}
+        #: callees (as written) and parts of their results that backward is called on somewhere
+        self._backwarded: set[tuple[str, str]] = set()
         self._ticks = 0
         self._depth = 0
         self.functions: list[FunctionFlow] = []
@@ -115,6 +118,14 @@ class Flow:
             done += 1
         self._spread_evidence()
         self._spread_needs()
+        self._backwarded = {
+            (origin.label, child.key)
+            for origin in self._origins.values()
+            for child in origin.children.values()
+            if child.root and "." in origin.label
+        } | {
+            (o.label, "") for o in self._origins.values() if o.root and o.source is not Source.ALLOC and "." in o.label
+        }
 
     def summary(self, info: FunctionInfo) -> Summary | None:
         """What `info` does; None while it is being found out (recursion), or far down a chain of calls."""
@@ -509,6 +520,8 @@ class Flow:
             return Grade.LIKELY
         if site.grad is Grad.MAYBE:
             return Grade.UNKNOWN
+        if site.source in CALLS and (site.label, "") in self._backwarded:
+            return Grade.LIKELY  # what the same callee returns is backwarded elsewhere in the file
         seen = seen | {site}
         if site.returned:
             return max(self.grade(inner, seen) for inner in site.returned)
@@ -524,8 +537,10 @@ class Flow:
     def _grade_item(self, site: Origin, seen: frozenset[Origin]) -> Grade:
         base = site.base
         assert base is not None
+        if base.source in CALLS and (base.label, site.key) in self._backwarded:
+            return Grade.LIKELY
         siblings = [child for child in base.children.values() if child is not site]
-        made = base.source in (Source.CALL, Source.MODEL_CALL, Source.LOSS_CALL)
+        made = base.source in CALLS
         if made and any(child.root or child.term for child in siblings):
             # one entry of a result is backwarded: another that is called a loss is one
             called = site.node.value if isinstance(site.node, cst.Name) else ""

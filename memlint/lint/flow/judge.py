@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,10 @@ from memlint.lint.flow.values import Grad, Grade, Origin, Source
 
 if TYPE_CHECKING:
     from memlint.lint.flow import Flow
+
+
+#: What functions are called that evaluate. A name alone is no evidence: what they sum must be backwarded elsewhere.
+EVALUATION_NAME = re.compile(r"^_?(?:evaluate|evaluation|validate|validation|eval|valid)(?:_\w+)?$", re.I)
 
 
 class Cost(enum.Enum):
@@ -117,7 +122,8 @@ def _evaluates(flow: Flow, store: Store) -> bool:
         return False
     if function.is_module and any(True for _ in flow.backwards()) and not function.evals:
         return False
-    if function.evals:
+    named = EVALUATION_NAME.match(function.name) and not function.is_module and _sure(flow, store)
+    if function.evals or named:
         return not flow.may_run_without_grad(function)
     moved = any(call in leaf.origin.site.calls for leaf in store.leaves for call in ("cpu",))
     kept_here = moved and not store.returned and not store.passed and loop_over_data(store.across)
@@ -127,6 +133,10 @@ def _evaluates(flow: Flow, store: Store) -> bool:
 def loop_over_data(loop: Loop | None) -> bool:
     """Whether a loop runs over something (not a count of layers, not the children of a module)."""
     return loop is not None and isinstance(loop.node, cst.For) and not loop.count
+
+
+def _sure(flow: Flow, store: Store) -> bool:
+    return any(flow.attached_part(leaf)[0] >= Grade.LIKELY for leaf in store.leaves)
 
 
 def made_in(origin: Origin, loop: Loop) -> bool:
