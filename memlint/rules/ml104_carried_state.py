@@ -58,6 +58,8 @@ def train(lstm, head, criterion, optimizer, stream):
                     or flow.grad_of(function) is not Grad.ON
                 ):
                     continue
+                if any(dotted(arg.value) in flow.index.detached for arg in event.node.args):
+                    continue  # `hidden[0].detach_()`: cut in place, entry by entry
                 if function.cls is not None and function.cls.is_module and function.name == "forward":
                     continue
                 yield from self.judge(flow, function, event, loop)

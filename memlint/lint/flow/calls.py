@@ -298,6 +298,9 @@ class Calls(Expressions):
         if name == "torch.autograd.backward":
             self.backward(BackwardKind.AUTOGRAD, node, args[0] if args else None, args, "")
             return NONE
+        if name == "torch.distributed.autograd.backward" and len(args) > 1:
+            self.backward(BackwardKind.AUTOGRAD, node, args[1], args, "")
+            return NONE
         if name == "torch.autograd.grad":
             return self.autograd_grad(node, args)
         values = [arg.value for arg in args]

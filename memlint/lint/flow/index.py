@@ -228,7 +228,7 @@ class ModuleIndex:
         if not isinstance(node, cst.Call) or not isinstance(node.func, cst.Attribute):
             return
         method = node.func.attr.value
-        if method == "detach_" and (path := dotted(node.func.value)):
+        if method == "detach_" and (path := dotted(_unsubscripted(node.func.value))):
             self.detached.add(path)
         elif method == "clear" and (path := dotted(node.func.value)):
             self.emptied.setdefault(path, []).append(node)
