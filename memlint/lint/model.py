@@ -69,7 +69,8 @@ class Finding:
     """One thing that a rule says about one place.
 
     `span` is relative to the file, or to the notebook cell where `cell` (counted from 1) is given;
-    a fix's edits always use the same coordinates as `span`.
+    a fix's edits always use the same coordinates as `span`. `fingerprint` stays the same when lines move (see
+    fingerprint.py); it is empty where the engine has not seen the finding.
     """
 
     code: str
@@ -81,6 +82,7 @@ class Finding:
     cell: int | None = None
     fix: Fix | None = None
     related: tuple[Related, ...] = ()
+    fingerprint: str = ""
 
 
 class FailureKind(enum.Enum):
@@ -108,8 +110,9 @@ class Failure:
 class FileResult:
     """All that one file gave.
 
-    `suppressed` counts findings that a directive silenced, `fixed` those that a fix removed; `diff` is what the fixes
-    would change, as a unified diff, where the run was asked for one.
+    `suppressed` counts findings that a directive silenced, `fixed` those that a fix removed; `baselined` are findings
+    that the baseline holds, which are no part of `findings`; `diff` is what the fixes would change, as a unified diff,
+    where the run was asked for one.
     """
 
     path: str
@@ -118,19 +121,29 @@ class FileResult:
     suppressed: int = 0
     fixed: int = 0
     diff: str = ""
+    baselined: tuple[Finding, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All that one run gave, in a stable order."""
+    """All that one run gave, in a stable order.
+
+    `stale` counts findings that the baseline allows and that are not there any more; None without a baseline.
+    """
 
     results: tuple[FileResult, ...] = ()
     failures: tuple[Failure, ...] = field(default=())
+    stale: int | None = None
 
     @property
     def findings(self) -> tuple[Finding, ...]:
         """Every finding, ordered by path, then place, then code."""
         return tuple(f for result in self.results for f in result.findings)
+
+    @property
+    def baselined(self) -> int:
+        """How many findings the baseline left out."""
+        return sum(len(result.baselined) for result in self.results)
 
     @property
     def all_failures(self) -> tuple[Failure, ...]:

@@ -65,8 +65,8 @@ class Rule:
     name: ClassVar[str]
     #: the severity that the rule usually gives; single findings may be milder or graver
     severity: ClassVar[Severity]
-    #: words of which a file must hold at least one to hold a hit
-    triggers: ClassVar[tuple[str, ...]]
+    #: words of which a file must hold at least one to hold a hit; where an entry is itself a tuple, all of its words
+    triggers: ClassVar[tuple[str | tuple[str, ...], ...]]
     bad: ClassVar[str]
     good: ClassVar[str]
 
@@ -87,6 +87,11 @@ class Rule:
         places = tuple((place, text) for place, text in related if place is not None)
         level = self.severity if severity is None else severity
         return Draft(self.code, self.name, level, message, node, fix, places)
+
+    @classmethod
+    def alternatives(cls) -> tuple[frozenset[str], ...]:
+        """The triggers as sets of words: a file can hold a hit only if it holds all words of one of them."""
+        return tuple(frozenset((entry,) if isinstance(entry, str) else entry) for entry in cls.triggers)
 
     @classmethod
     def summary(cls) -> str:

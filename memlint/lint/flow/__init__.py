@@ -91,6 +91,8 @@ class Flow:
         self._attributes: dict[tuple[int, str], Value | None] = {}
         #: callees (as written) and parts of their results that backward is called on somewhere
         self._backwarded: set[tuple[str, str]] = set()
+        #: grad modes by function, found once; None while one is being found
+        self._modes: dict[int, Grad | None] = {}
         self._ticks = 0
         self._depth = 0
         self.functions: list[FunctionFlow] = []
@@ -465,26 +467,26 @@ class Flow:
         for function in self.functions:
             yield from function.calls.values()
 
-    def grad_of(self, function: FunctionFlow, seen: frozenset[int] = frozenset()) -> Grad:
+    def grad_of(self, function: FunctionFlow) -> Grad:
         """The grad mode in which a function runs: its decorators, or all of its callers in this file."""
         if function.grad is not Grad.ON or function.info is None:
             return function.grad
         if self.switches_grad:
             return Grad.MAYBE
-        callers = self.callers.get(id(function.node), {})
-        modes = set()
-        for event in callers.values():
-            if id(event.function.node) in seen:
-                continue
-            mode = event.grad
-            if mode is Grad.ON:
-                mode = self.grad_of(event.function, seen | {id(function.node)})
-            modes.add(mode)
-        if not modes:
-            return Grad.ON
-        if modes == {Grad.OFF}:
-            return Grad.OFF
-        return Grad.ON if modes == {Grad.ON} else Grad.MAYBE
+        key = id(function.node)
+        if key not in self._modes:
+            self._modes[key] = None  # while it is found out: a call from itself says nothing
+            modes: set[Grad] = set()
+            for event in self.callers.get(key, {}).values():
+                if event.grad is not Grad.ON:
+                    modes.add(event.grad)
+                elif self._modes.get(id(event.function.node), Grad.ON) is not None:
+                    modes.add(self.grad_of(event.function))
+            if modes == {Grad.OFF}:
+                self._modes[key] = Grad.OFF
+            else:
+                self._modes[key] = Grad.ON if modes <= {Grad.ON} else Grad.MAYBE
+        return self._modes[key] or Grad.ON
 
     def may_run_without_grad(self, function: FunctionFlow) -> bool:
         """Whether a function runs (or may run) with autograd off in all of its uses, callers in other files included.

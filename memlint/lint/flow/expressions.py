@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 ANY = "[*]"
 #: more origins than this in one value say no more than "some graph"
 MOST = 64
+#: entries of one display that are told apart
+MOST_PLACES = 40
 
 
 class Expressions:
@@ -429,29 +431,37 @@ class Expressions:
     def display(self, node: cst.Tuple | cst.List | cst.Set) -> Value:
         """A tuple, list or set display: elements by their place."""
         origin, value = self.container(node, "tuple" if isinstance(node, cst.Tuple) else None)
+        fields: dict[str, Value] = {}
         starred = False
         for place_, element in enumerate(node.elements):
             content = self.ev(element.value)
             if isinstance(element, cst.StarredElement):
-                self.state.put(origin, ANY, self.iterate(content, element), weak=True)
+                add_any(fields, self.iterate(content, element))
                 starred = True
-            elif starred or isinstance(node, cst.Set) or place_ > 40:
-                self.state.put(origin, ANY, content, weak=True)
+            elif starred or isinstance(node, cst.Set) or place_ > MOST_PLACES:
+                add_any(fields, content)
             else:
-                self.state.put(origin, f"[{place_}]", content)
+                fields[f"[{place_}]"] = content
+        self.state.fields[origin] = fields
         return value
 
     def dict_display(self, node: cst.Dict) -> Value:
         """A dict display: values by constant keys."""
         origin, value = self.container(node, "dict")
+        fields: dict[str, Value] = {}
         for element in node.elements:
             content = self.ev(element.value)
             if isinstance(element, cst.StarredDictElement):
+                self.state.fields[origin] = fields
                 self.spread(origin, content, element)
+                fields = dict(self.state.fields.get(origin, {}))
                 continue
             key = known_constant(self.ev(element.key)) if isinstance(element, cst.DictElement) else ...
-            known = isinstance(key, (str, int)) and not isinstance(key, bool)
-            self.state.put(origin, f"[{key!r}]" if known else ANY, content, weak=not known)
+            if isinstance(key, (str, int)) and not isinstance(key, bool) and len(fields) < MOST_PLACES:
+                fields[f"[{key!r}]"] = content
+            else:
+                add_any(fields, content)
+        self.state.fields[origin] = fields
         return value
 
     def spread(self, origin: Origin, other: Value, node: cst.CSTNode) -> None:
@@ -584,6 +594,11 @@ def is_tensor_like(value: Value) -> bool:
     return value.kind is Kind.TENSOR or any(
         origin.source in (Source.MODEL_CALL, Source.LOSS_CALL, Source.CALL, Source.LEAF) for origin in value.graph
     )
+
+
+def add_any(fields: dict[str, Value], content: Value) -> None:
+    """Add to what any element of a container may hold."""
+    fields[ANY] = join(fields[ANY], content) if ANY in fields else content
 
 
 def parents_of(values: Iterable[frozenset[Origin]]) -> frozenset[Origin]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Iterator
 
 import libcst as cst
@@ -151,3 +153,26 @@ def addends(node: cst.BaseExpression, target: str) -> list[cst.BaseExpression] |
         elif method in know.TRANSPARENT_METHODS:
             return addends(node.func.value, target)
     return None
+
+
+@functools.cache
+def _child_fields(kind: type[cst.CSTNode]) -> tuple[str, ...]:
+    """The fields of a node type that may hold code: not whitespace, punctuation or comments."""
+    skipped = ("whitespace", "leading_lines", "lines_after", "lpar", "rpar", "comma", "header", "footer", "semicolon")
+    return tuple(field.name for field in dataclasses.fields(kind) if not field.name.startswith(skipped))
+
+
+def nodes(root: cst.CSTNode) -> Iterator[cst.CSTNode]:
+    """All nodes of code below and including `root`, in the order of the text."""
+    stack = [root]
+    while stack:
+        item = stack.pop()
+        yield item
+        below: list[cst.CSTNode] = []
+        for name in _child_fields(type(item)):
+            value = getattr(item, name)
+            if isinstance(value, cst.CSTNode):
+                below.append(value)
+            elif isinstance(value, (tuple, list)):
+                below += [part for part in value if isinstance(part, cst.CSTNode)]
+        stack += reversed(below)
