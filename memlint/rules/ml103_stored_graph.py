@@ -35,7 +35,7 @@ class StoredGraph(Rule):
     """
 
     code, name, severity = "ML103", "stored-graph", Severity.WARNING
-    triggers = ("register_buffer", "self.moving", "self.running")
+    triggers = ("register_buffer", "self.moving")
     bad = """
 import torch
 from torch import nn

@@ -32,7 +32,7 @@ class DiscardedResult(Rule):
     """
 
     code, name, severity = "ML111", "discarded-result", Severity.WARNING
-    triggers = (".detach()", ".cpu()", ".data.numpy()")
+    triggers = (".data.numpy()", ".cpu().detach()", (".detach()", ".backward("), (".cpu()", ".backward("))
     bad = """
 def train(model, loader, criterion, optimizer):
     for inputs, targets in loader:

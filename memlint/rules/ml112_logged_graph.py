@@ -31,7 +31,12 @@ class LoggedGraph(Rule):
     """
 
     code, name, severity = "ML112", "logged-graph", Severity.WARNING
-    triggers = (".item()", "wandb", ".log(", "log_metrics", "log_dict")
+    triggers = (
+        (".mean().item()", ".update(", ".items()"),
+        ("wandb", ".backward("),
+        (".log(", ".backward("),
+        ("log_metrics", ".backward("),
+    )
     bad = """
 def report(out, meter):
     losses = out["losses"]
