@@ -96,8 +96,8 @@ def test_triggers_occur_in_every_hit(rule: Rule) -> None:
     for statement in cst.parse_module(text).body:
         code = cst.Module(body=[statement]).code
         if rule.code in code:
-            assert any(word in text for word in rule.triggers)
-    assert any(word in rule.bad for word in rule.triggers)
+            assert any(all(word in text for word in words) for words in rule.alternatives())
+    assert any(all(word in rule.bad for word in words) for words in rule.alternatives())
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
