@@ -2,7 +2,8 @@
 
     python benchmarks/speed.py --torchfix-tree TRANSFORMERS_SDIST --preflight-tree TIMM_SDIST
 
-Needs `torchfix` and `torch-preflight` on the PATH (or named by options); a tool that is missing is left out and said so.
+Needs `torchfix` and `torch-preflight` on the PATH (or named by options); a tool that is missing is left out, which is
+said.
 Each tool gets the same number of processes. TorchFix and torch-preflight run once, since they take minutes; memlint,
 which is over in seconds, runs several times without its cache, and the median counts. Exit status 1 where a ratio is
 below `--at-least`.
@@ -11,6 +12,7 @@ below `--at-least`.
 from __future__ import annotations
 
 import argparse
+import os
 import resource
 import shlex
 import shutil
@@ -25,8 +27,10 @@ MEMLINT = [sys.executable, "-m", "memlint", "check", "--isolated", "--no-cache",
 
 def seconds(command: list[str]) -> float:
     """The wall time of a command, whatever it finds. Exits where the command cannot run."""
+    # an installed package has its bytecode compiled; a checkout must be allowed to write it
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     start = time.perf_counter()
-    done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False)
+    done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False, env=environment)
     taken = time.perf_counter() - start
     if done.returncode not in (0, 1, 2):
         sys.exit(f"{shlex.join(command)}: exit status {done.returncode}: {done.stderr.decode()[-300:]}")

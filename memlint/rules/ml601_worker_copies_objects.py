@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import libcst as cst
-import libcst.matchers as m
 
 from memlint.lint.flow import Flow
 from memlint.lint.flow.facts import CallEvent
 from memlint.lint.flow.index import ClassInfo, FunctionInfo
+from memlint.lint.flow.syntax import nodes
 from memlint.lint.imports import dotted
 from memlint.lint.model import Severity
 from memlint.rules.base import Draft, Rule
@@ -105,8 +105,11 @@ def elements_of(reader: cst.CSTNode, path: str) -> list[cst.Subscript]:
     """The places where a method takes an element of an attribute."""
     return [
         node
-        for node in m.findall(reader, m.Subscript(slice=[m.SubscriptElement(m.Index())]))
-        if isinstance(node, cst.Subscript) and dotted(node.value) == path
+        for node in nodes(reader)
+        if isinstance(node, cst.Subscript)
+        and dotted(node.value) == path
+        and len(node.slice) == 1
+        and isinstance(node.slice[0].slice, cst.Index)
     ]
 
 
@@ -128,7 +131,7 @@ def objects(reader: cst.CSTNode, elements: list[cst.Subscript]) -> bool:
     def is_element(node: cst.BaseExpression) -> bool:
         return id(node) in taken or (isinstance(node, cst.Name) and node.value in names)
 
-    for node in m.findall(reader, m.Attribute() | m.Subscript()):
+    for node in nodes(reader):
         if isinstance(node, cst.Attribute) and is_element(node.value) and node.attr.value not in _ARRAY_ATTRIBUTES:
             return True
         if isinstance(node, cst.Subscript) and is_element(node.value):
