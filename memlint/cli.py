@@ -89,7 +89,7 @@ def _write_baseline(report: Report, config: Config, path: str) -> Report:
     files = len({finding.path for finding in report.findings})
     said = f"wrote {plural(len(report.findings), 'finding')} in {plural(files, 'file')} to {path}"
     if report.all_failures:
-        said += " (what the files below hold is missing)"
+        said += " (files that could not be checked are missing)"
     _write(sys.stderr, f"{said}\n")
     return baseline.absorbed(report)
 

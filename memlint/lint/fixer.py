@@ -53,6 +53,8 @@ def fix(source: SourceFile, check: Callable[[SourceFile], Checked], *, unsafe: b
             return Fixed(current, checked, count)
         if len(wanted) > len(first.findings):
             break  # fixes that make more of what they fix
+        if not current.is_faithful:
+            return _refused(source, first, "the places of the fixes are not certain in this file; it is left as it is")
         try:
             data = current.edited(edits)
             if data == current.data:

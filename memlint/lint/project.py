@@ -24,12 +24,12 @@ _SKIPPED = frozenset(
     ".git .hg .svn .tox .nox .venv venv node_modules build dist __pycache__ .eggs site-packages .mypy_cache".split()
 )
 #: more files than this that call a name: it says nothing about the function that is meant
-_MOST_CALLERS = 25
+_MOST_CALLERS = 12
 _MOST_FILES = 6000
 _MOST_BYTES = 96 * 1024 * 1024
-_KEPT_FLOWS = 24
+_KEPT_FLOWS = 48
 #: how many callers of callers are followed
-_DEPTH = 3
+_DEPTH = 2
 
 
 class Project:
@@ -38,6 +38,8 @@ class Project:
     def __init__(self) -> None:
         self.consulted = False
         self._trees: dict[str, _Tree] = {}
+        #: what was asked before; None also while an answer is being found
+        self._known: dict[tuple[str, str, str], frozenset[Grad] | None] = {}
 
     def modes(self, path: str, name: str, owner: str = "", depth: int = _DEPTH) -> frozenset[Grad] | None:
         """The grad modes in which other files call a function `name` of the file at `path`.
@@ -48,6 +50,13 @@ class Project:
         """
         self.consulted = True
         full = os.path.abspath(path)
+        key = (full, name, owner)
+        if key not in self._known:
+            self._known[key] = None
+            self._known[key] = self._modes(full, name, owner, depth)
+        return self._known[key]
+
+    def _modes(self, full: str, name: str, owner: str, depth: int) -> frozenset[Grad] | None:
         tree = self._tree(full)
         callers = tree.callers(full, name)
         mention = owner or os.path.splitext(os.path.basename(full))[0]

@@ -85,6 +85,17 @@ class SourceFile:
             raise self._syntax_error(error) from None
 
     @property
+    def is_faithful(self) -> bool:
+        """Whether the tree gives the text back, so that places in it can be trusted to the column.
+
+        libcst loses a space here and there (1.9: the one in `except OSError :`).
+        """
+        try:
+            return self.module.code == self.text
+        except RecursionError:
+            return False
+
+    @property
     def may_hold_directives(self) -> bool:
         """Whether a word that starts a directive occurs."""
         return _DIRECTIVE_WORD.search(self.data) is not None

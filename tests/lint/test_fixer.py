@@ -177,6 +177,15 @@ def test_a_fix_that_does_harm_leaves_the_file_alone(project: Path, code: str, re
     assert report.results[0].fixed == 0
 
 
+def test_a_file_whose_places_are_uncertain_is_not_fixed(project: Path) -> None:
+    """libcst loses the space before the colon, so what follows on that line is not where it says."""
+    path = project / "a.py"
+    code = "try:\n    x\nexcept OSError : bad\n"
+    path.write_text(code, encoding="utf-8")
+    (failure,) = check(["a.py"], config(project, fix=True), rules=RULES).all_failures
+    assert (failure.kind, path.read_text(encoding="utf-8")) == (FailureKind.BAD_FIX, code)
+
+
 def test_a_file_that_cannot_be_written_is_a_failure(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (project / "a.py").write_text("bad\n", encoding="utf-8")
 
