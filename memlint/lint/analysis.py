@@ -11,6 +11,7 @@ import libcst as cst
 from memlint.lint.flow import Flow
 from memlint.lint.locate import spans
 from memlint.lint.model import Edit, Failure, FailureKind, Finding, Fix, Related, Span
+from memlint.lint.textedit import split_lines
 from memlint.rules.base import Draft, DraftFix, Rule
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ def located(source: SourceFile, drafts: Sequence[Draft]) -> list[Finding]:
 
 def placed_fix(fix: DraftFix, places: dict[int, Span], source: SourceFile) -> Fix:
     """A fix with its edits placed in the file."""
-    lines = source.text.splitlines() if any("\0" in edit.before for edit in fix.edits) else []
+    lines = split_lines(source.text) if any("\0" in edit.before for edit in fix.edits) else []
     newline = source.module.default_newline
 
     def indentation(span: Span) -> str:

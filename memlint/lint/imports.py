@@ -88,7 +88,7 @@ def bindings(node: cst.Import | cst.ImportFrom) -> Iterator[tuple[str, str]]:
     """
     if isinstance(node, cst.Import):
         for alias in node.names:
-            full = dotted(alias.name)  # type: ignore[arg-type]
+            full = dotted(alias.name)
             if alias.asname is not None and isinstance(alias.asname.name, cst.Name):
                 yield alias.asname.name.value, full
             else:
@@ -99,7 +99,7 @@ def bindings(node: cst.Import | cst.ImportFrom) -> Iterator[tuple[str, str]]:
         return
     module = "." * len(node.relative) + (dotted(node.module) if node.module is not None else "")
     for alias in node.names:
-        name = dotted(alias.name)  # type: ignore[arg-type]
+        name = dotted(alias.name)
         local = alias.asname.name.value if alias.asname and isinstance(alias.asname.name, cst.Name) else name
         joint = "" if module.endswith(".") or not module else "."
         yield local, f"{module}{joint}{name}"

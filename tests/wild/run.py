@@ -314,14 +314,15 @@ class Sources:
             return PurePosixPath(path).as_posix()
 
     def lines(self, path: str, cell: int | None) -> list[str]:
-        """The lines of a file, or of one cell of a notebook (counted from 1, over all cells)."""
+        """The lines of a file, or of one cell of a notebook (counted from 1, over the code cells)."""
         key = (path, cell)
         if key not in self._lines:
             try:
                 # Python's and memlint's idea of a line, which is not str.splitlines': form feeds end none
                 text = (self.root / path).read_text(encoding="utf-8", errors="replace")
                 if cell is not None:
-                    text = cell_source(json.loads(text)["cells"][cell - 1])
+                    code = [each for each in json.loads(text)["cells"] if each["cell_type"] == "code"]
+                    text = cell_source(code[cell - 1])
             except (OSError, ValueError, LookupError, TypeError):
                 text = ""
             self._lines[key] = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
