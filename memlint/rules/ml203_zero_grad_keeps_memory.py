@@ -128,4 +128,5 @@ def between_steps(flow: Flow, event: OptimizerEvent) -> bool:
             return False  # made by something that is not torch's, as far as can be seen
     if event.loops:
         return any(event.loops[-1] in backward.path for backward in function.backwards)
-    return event.receiver_text.startswith("self.") and bool(function.backwards)
+    # a method that is one step; a call before the training loop clears what is not there yet
+    return event.receiver_text.startswith("self.") and any(not backward.loops for backward in function.backwards)

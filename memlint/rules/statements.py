@@ -33,18 +33,19 @@ def assignments(statement: cst.CSTNode) -> Iterator[tuple[cst.BaseExpression, cs
     """The (target, value) pairs of an assignment; `a, b = x, y` gives two."""
     if isinstance(statement, cst.Assign):
         for target in statement.targets:
-            yield from _paired(target.target, statement.value)
+            yield from paired(target.target, statement.value)
     elif isinstance(statement, cst.AnnAssign) and statement.value is not None:
         yield statement.target, statement.value
 
 
-def _paired(
+def paired(
     target: cst.BaseExpression, value: cst.BaseExpression
 ) -> Iterator[tuple[cst.BaseExpression, cst.BaseExpression]]:
+    """A target and its value; tuples are taken apart where both sides are displays."""
     if isinstance(target, (cst.Tuple, cst.List)) and isinstance(value, (cst.Tuple, cst.List)):
         if len(target.elements) == len(value.elements):
             for left, right in zip(target.elements, value.elements, strict=True):
-                yield from _paired(left.value, right.value)
+                yield from paired(left.value, right.value)
             return
     yield target, value
 

@@ -12,6 +12,7 @@ from memlint.lint.flow import Flow
 from memlint.lint.flow.facts import CallEvent, FunctionFlow, Loop, OptimizerCall
 from memlint.lint.flow.index import blocks, statements
 from memlint.lint.flow.syntax import nodes, place
+from memlint.rules.statements import paired
 
 #: what functions are called that run training steps
 _TRAINS = re.compile(
@@ -50,20 +51,9 @@ def assignments(body: Sequence[cst.CSTNode]) -> Iterator[Assigned]:
     for statement in small_statements(body):
         if isinstance(statement, cst.Assign):
             for target in statement.targets:
-                yield from _pairs(target.target, statement.value, statement)
+                yield from (Assigned(*pair, statement) for pair in paired(target.target, statement.value))
         elif isinstance(statement, cst.AnnAssign) and statement.value is not None:
             yield Assigned(statement.target, statement.value, statement)
-
-
-def _pairs(
-    target: cst.BaseExpression, value: cst.BaseExpression, statement: cst.BaseSmallStatement
-) -> Iterator[Assigned]:
-    if isinstance(target, (cst.Tuple, cst.List)) and isinstance(value, (cst.Tuple, cst.List)):
-        if len(target.elements) == len(value.elements):
-            for one, other in zip(target.elements, value.elements, strict=True):
-                yield from _pairs(one.value, other.value, statement)
-            return
-    yield Assigned(target, value, statement)
 
 
 def bound_in(loop: cst.CSTNode) -> set[str]:
