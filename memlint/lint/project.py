@@ -24,10 +24,10 @@ _SKIPPED = frozenset(
     ".git .hg .svn .tox .nox .venv venv node_modules build dist __pycache__ .eggs site-packages .mypy_cache".split()
 )
 #: more files than this that call a name: it says nothing about the function that is meant
-_MOST_CALLERS = 12
+_MOST_CALLERS = 25
 _MOST_FILES = 6000
 _MOST_BYTES = 96 * 1024 * 1024
-_KEPT_FLOWS = 48
+_KEPT_FLOWS = 64
 #: how many callers of callers are followed
 _DEPTH = 2
 

@@ -132,7 +132,7 @@ class Net(nn.Module):
 def holds(flow: Flow, info: FunctionInfo, cls: ClassInfo) -> str:
     """Why an instance of a class is much to keep; empty where nothing tells."""
     if cls.is_module:
-        return "it is a module, with its parameters"
+        return "it is a module, with all that it holds"
     for param in info.parameters[1:]:
         if what := annotated(param.annotation):
             return f"so does `{param.name.value}`, {what}"

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 import libcst as cst
 
 from memlint.lint.flow import Flow
-from memlint.lint.flow.facts import FunctionFlow
+from memlint.lint.flow.facts import CallEvent, FunctionFlow, Guard
 from memlint.lint.flow.index import ClassInfo, FunctionInfo
+from memlint.lint.flow.syntax import nodes
 from memlint.lint.flow.values import Instance, Kind, Method
 from memlint.lint.imports import dotted
 from memlint.lint.model import Severity
@@ -30,7 +31,7 @@ class CheckpointBatchnorm(Rule):
     the momentum (0.19 for the default 0.1), and with `momentum=None` each batch counts double.
 
     It is right with `track_running_stats=False`, in eval mode (frozen statistics), and with GroupNorm or LayerNorm.
-    Where the file does not tell what is checkpointed, memlint only notes it.
+    Where the file does not tell what is checkpointed, or a flag decides whether it is, memlint only notes it.
 
     Leave the norms out of the region, halve what the momentum does (`1 - sqrt(1 - momentum)`), or use a norm without
     running statistics.
@@ -70,6 +71,8 @@ class Block(nn.Module):
                         event.node,
                         f"`{flow.text(region)[:60]}` holds BatchNorm, and checkpoint() runs it twice: its running "
                         f"statistics count every batch twice. Leave the norm out of the region.",
+                        # whether the flag is ever on is not known here
+                        severity=Severity.NOTE if optional(event) else self.severity,
                         related=[(norm, "this norm is run twice")],
                     )
                 else:
@@ -79,6 +82,15 @@ class Block(nn.Module):
                         "leave the norms out of the region.",
                         severity=Severity.NOTE,
                     )
+
+
+def optional(event: CallEvent) -> bool:
+    """Whether a branch decides if the region is checkpointed at all."""
+    if any(isinstance(frame, Guard) for frame in event.path):
+        return True
+    return any(
+        isinstance(node, cst.IfExp) and event.node in (node.body, node.orelse) for node in nodes(event.function.node)
+    )
 
 
 class _Region:
