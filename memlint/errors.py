@@ -13,3 +13,11 @@ class ConfigError(MemlintError):
 
 class UsageError(MemlintError):
     """The command line names something that is not there."""
+
+
+class BudgetError(MemlintError):
+    """A memory budget that makes no sense."""
+
+
+class BackendUnavailable(MemlintError):
+    """The device that was asked for cannot be measured here; the text says why."""

@@ -1,0 +1,382 @@
+"""From what survived to what a person can act on: leaks with their line, their size a step and their holder."""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from memlint.runtime.graphs import Graphs, Saved
+from memlint.runtime.heap import Chain, Holder, Search, holder_of, shape_of
+from memlint.runtime.sites import Site
+from memlint.runtime.trace import Block, TracingTracker
+from memlint.runtime.tracker import live_tensors, storages
+
+#: tensors whose holder is looked up, the ones with most bytes first
+_MOST_TARGETS = 60
+_MOST_CYCLES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Blocks that were made at one line and are of one category. Sizes in bytes."""
+
+    site: Site | None
+    caller: Site | None
+    category: str
+    nbytes: int
+    count: int
+    shapes: tuple[tuple[str, tuple[int, ...], int], ...]  # dtype, shape, how many
+
+
+@dataclass(frozen=True, slots=True)
+class Leak:
+    """What stays alive of each step, by who holds it.
+
+    site: the line that made what is held; caller: the line of user code that led there. bytes_per_step and
+    tensors_per_step: what a step leaves behind; nbytes: all of it. groups: what is kept alive, by the line that made it.
+    through: the autograd node behind which most of it is kept, None if the holder holds the tensors themselves. rule: the
+    lint rule that explains the kind.
+    """
+
+    site: Site | None
+    caller: Site | None
+    holder: Holder | None
+    bytes_per_step: float
+    tensors_per_step: float
+    nbytes: int
+    groups: tuple[Group, ...]
+    through: str | None = None
+    pinned_by_view: bool = False
+    rule: str | None = None
+
+    @property
+    def bounded(self) -> bool:
+        """Whether the holder stops growing by itself."""
+        return self.holder is not None and self.holder.bound is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Cycle:
+    """Objects that hold each other, so that only a collection frees the tensors with them. Sizes in bytes."""
+
+    path: str
+    bytes_per_step: float
+    site: Site | None
+
+
+@dataclass(frozen=True, slots=True)
+class PeakBreakdown:
+    """What was alive when most was. Sizes in bytes."""
+
+    nbytes: int
+    phase: str
+    categories: tuple[tuple[str, int], ...]
+    groups: tuple[Group, ...]
+
+
+def group(blocks: Iterable[Block]) -> list[Group]:
+    """The blocks by line and category, the largest group first."""
+    by_line: dict[tuple[Site | None, str], list[Block]] = defaultdict(list)
+    for block in blocks:
+        by_line[block.site, block.category].append(block)
+    groups = []
+    for (site, category), members in by_line.items():
+        kinds = Counter((block.dtype, block.shape) for block in members)
+        shapes = tuple((dtype, shape, count) for (dtype, shape), count in kinds.most_common())
+        groups.append(
+            Group(site, members[0].caller, category, sum(block.nbytes for block in members), len(members), shapes)
+        )
+    return sorted(groups, key=lambda item: -item.nbytes)
+
+
+def peak_breakdown(tracker: TracingTracker, most: int = 5) -> PeakBreakdown:
+    """What was alive at the peak since the trace began or the peak was forgotten."""
+    tracker.categorise()
+    blocks = tracker.live_at_peak()
+    categories: Counter[str] = Counter()
+    for block in blocks:
+        categories[block.category] += block.nbytes
+    return PeakBreakdown(
+        sum(block.nbytes for block in blocks),
+        tracker.phase_at_peak,
+        tuple((name, nbytes) for name, nbytes in categories.most_common() if nbytes),
+        tuple(group(blocks)[:most]),
+    )
+
+
+def leaks(tracker: TracingTracker, steps: int, labels: Mapping[int, str], hidden: Iterable[Any] = ()) -> list[Leak]:
+    """What the traced steps 0 to `steps` - 1 left behind, the largest first. To be called after a collection.
+
+    Blocks of the last step may be there for good reasons (a state that the next step replaces), so they only count if
+    the steps before left the same.
+    """
+    survivors = _of_several_steps(tracker.survivors(), steps)
+    if not survivors:
+        return []
+    wanted = {block.key: block for block in survivors}
+    tensors = live_tensors()
+    held: dict[int, list[torch.Tensor]] = defaultdict(list)
+    for tensor in tensors:
+        for _, storage in storages(tensor):
+            if storage._cdata in wanted:
+                held[storage._cdata].append(tensor)
+    graphs = Graphs(tensors)
+    found = _by_holder(wanted, held, graphs, labels, steps, [tensors, *hidden], tracker)
+    del tensors
+    held.clear()
+    return sorted(found, key=lambda leak: -leak.bytes_per_step)
+
+
+def _of_several_steps(blocks: list[Block], steps: int) -> list[Block]:
+    """Without the lines that left something in one step only, or in the last only."""
+    by_site: dict[Any, set[int]] = defaultdict(set)
+    for block in blocks:
+        by_site[block.site].add(block.step)
+    return [block for block in blocks if len(by_site[block.site] - {steps - 1}) >= 2]
+
+
+def _by_holder(
+    wanted: Mapping[int, Block],
+    held: Mapping[int, Sequence[torch.Tensor]],
+    graphs: Graphs,
+    labels: Mapping[int, str],
+    steps: int,
+    hidden: Sequence[Any],
+    tracker: TracingTracker,
+) -> list[Leak]:
+    direct = {key: list(found) for key, found in held.items()}
+    roots: dict[int, Saved] = {key: saved for key, saved in graphs.saved.items() if key in wanted}
+    targets = _targets(wanted, direct, roots, tracker)
+    owners: dict[int, Any] = dict(graphs.roots)
+    for tensor in targets:
+        if (leaf := _gradient_of(tensor, hidden[0])) is not None:
+            owners.setdefault(id(tensor), leaf)
+    search = Search(labels, owners, [*hidden, direct, roots, targets, owners, graphs.saved, graphs.roots, graphs._kept,
+                                     vars(graphs), *direct.values(), wanted])  # fmt: skip
+    chains = {id(t): chain for t, chain in zip(targets, search.chains(targets), strict=True)}
+    assigned: dict[Any, list[tuple[Block, Chain | None, Saved | None, torch.Tensor | None]]] = defaultdict(list)
+    for key, block in wanted.items():
+        chain, saved, tensor = _how_held(key, direct, roots, chains)
+        if chain is None and saved is None and tensor is None and key not in direct:
+            assigned["unknown", block.site].append((block, None, None, None))
+            continue
+        shape = shape_of(chain) if chain is not None else ("nobody", block.site)
+        assigned[shape].append((block, chain, saved, tensor))
+    return [_leak(members, steps, tracker) for members in assigned.values()]
+
+
+def _targets(
+    wanted: Mapping[int, Block],
+    direct: Mapping[int, Sequence[torch.Tensor]],
+    roots: Mapping[int, Saved],
+    tracker: TracingTracker,
+) -> list[torch.Tensor]:
+    """The tensors to look for holders of: those at the end of graphs, by what they keep, and those held themselves."""
+    weight: Counter[int] = Counter()
+    tensors: dict[int, torch.Tensor] = {}
+    for key, block in wanted.items():
+        for tensor in direct.get(key, ()):
+            tensors[id(tensor)] = tensor
+            weight[id(tensor)] += block.nbytes
+        if key in roots:
+            root = roots[key].root
+            tensors[id(root)] = root
+            weight[id(root)] += block.nbytes
+    return [tensors[key] for key, _ in weight.most_common(_MOST_TARGETS)]
+
+
+def _how_held(
+    key: int,
+    direct: Mapping[int, Sequence[torch.Tensor]],
+    roots: Mapping[int, Saved],
+    chains: Mapping[int, Chain | None],
+) -> tuple[Chain | None, Saved | None, torch.Tensor | None]:
+    """How a storage is held: by a tensor that somebody holds, else through a graph that somebody holds."""
+    for tensor in direct.get(key, ()):
+        chain = chains.get(id(tensor))
+        if chain is not None:
+            return chain, None, tensor
+    saved = roots.get(key)
+    if saved is not None:
+        return chains.get(id(saved.root)), saved, saved.root
+    return None, None, None
+
+
+def _gradient_of(tensor: torch.Tensor, tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    return next((t for t in tensors if t.is_leaf and t.requires_grad and t.grad is tensor), None)
+
+
+def _leak(
+    members: Sequence[tuple[Block, Chain | None, Saved | None, torch.Tensor | None]], steps: int, tracker: TracingTracker
+) -> Leak:
+    blocks = [block for block, *_ in members]
+    own = [chain for _, chain, saved, _ in members if chain is not None]
+    distinct = list({id(chain.objects[-1]): chain for chain in own}.values())
+    holder = holder_of(distinct) if distinct else None
+    settled = [block for block in blocks if block.step < steps - 1]
+    span = max(steps - 1, 1)
+    saved = [(block, item) for block, _, item, _ in members if item is not None]
+    site, caller = _line(members, tracker)
+    through = None
+    if sum(block.nbytes for block, _ in saved) * 2 > sum(block.nbytes for block in blocks):
+        names = Counter(type(item.root.grad_fn).__name__ for _, item in saved if item.root.grad_fn is not None)
+        through = names.most_common(1)[0][0] if names else None
+    view = any(
+        tensor is not None and saved_by is None and tensor.numel() * tensor.element_size() * 2 <= block.nbytes
+        for block, _, saved_by, tensor in members
+    )
+    leak = Leak(
+        site=site,
+        caller=caller,
+        holder=holder,
+        bytes_per_step=sum(block.nbytes for block in settled) / span,
+        tensors_per_step=len(settled) / span,
+        nbytes=sum(block.nbytes for block in blocks),
+        groups=tuple(group(blocks)),
+        through=through,
+        pinned_by_view=view,
+        rule=None,
+    )
+    attached = any(tensor is not None and tensor.grad_fn is not None for _, _, _, tensor in members)
+    return replace(leak, rule=_rule(leak, attached))
+
+
+def _line(
+    members: Sequence[tuple[Block, Chain | None, Saved | None, torch.Tensor | None]], tracker: TracingTracker
+) -> tuple[Site | None, Site | None]:
+    """The line that made what is held directly: the tensor at the end of the graph where a graph keeps the bytes."""
+    lines: Counter[tuple[Site | None, Site | None]] = Counter()
+    for block, _, saved, tensor in members:
+        source = block
+        if saved is not None and tensor is not None:
+            for _, storage in storages(tensor):
+                source = tracker.block_of(storage) or block
+        lines[source.site, source.caller] += block.nbytes
+    return lines.most_common(1)[0][0]
+
+
+def _rule(leak: Leak, attached: bool) -> str | None:
+    """The lint rule that explains this kind of leak; `attached` says whether what is held carries a graph."""
+    kinds = leak.holder.kinds if leak.holder is not None else frozenset()
+    by_kind = [
+        ("traceback", "ML110"), ("exception", "ML110"), ("lru_cache", "ML109"), ("hook", "ML107"), ("ctx", "ML108"),
+    ]  # fmt: skip
+    for kind, rule in by_kind:
+        if kind in kinds:
+            return rule
+    if attached:
+        if leak.holder is not None and leak.holder.container is not None:
+            return "ML102"
+        return "ML103" if "attribute" in kinds else "ML101"
+    if leak.pinned_by_view:
+        return "ML114"
+    return None
+
+
+# -- cycles -----------------------------------------------------------------------------------------------------------
+
+
+def cycles(tracker: TracingTracker, steps: int) -> list[Cycle]:
+    """Collect, and name the cycles that held tensors made in the traced steps, the largest first."""
+    before = gc.get_debug()
+    kept = list(gc.garbage)
+    gc.garbage.clear()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        gc.collect()
+    finally:
+        gc.set_debug(before)
+    garbage = list(gc.garbage)
+    gc.garbage.clear()
+    gc.garbage.extend(kept)
+    found = _named_cycles(garbage, tracker, steps)
+    garbage.clear()
+    gc.collect()
+    return found
+
+
+def _named_cycles(garbage: list[Any], tracker: TracingTracker, steps: int) -> list[Cycle]:
+    members = {id(item): item for item in garbage}
+    blocks: dict[str, dict[int, Block]] = defaultdict(dict)
+    graphs = Graphs([item for item in garbage if isinstance(item, torch.Tensor)])
+    unclaimed = {
+        key: block for key in graphs.saved if (block := tracker._by_key.get(key)) is not None and block.step >= 0
+    }
+    for item in garbage:
+        if not isinstance(item, torch.Tensor):
+            continue
+        for _, storage in storages(item):
+            block = tracker.block_of(storage)
+            if block is not None and block.step >= 0:
+                unclaimed[block.key] = block
+    if not unclaimed:
+        return []
+    path = _a_cycle(members)
+    for key, block in unclaimed.items():
+        blocks[path][key] = block
+    out = []
+    for text, owned in blocks.items():
+        lines = Counter(block.site for block in owned.values())
+        nbytes = sum(block.nbytes for block in owned.values())
+        out.append(Cycle(text, nbytes / max(steps, 1), lines.most_common(1)[0][0]))
+    return sorted(out, key=lambda item: -item.bytes_per_step)[:_MOST_CYCLES]
+
+
+def _a_cycle(members: Mapping[int, Any]) -> str:
+    """The shortest cycle among the garbage that has an object of user code in it, as text."""
+    best: list[Any] = []
+    candidates = [item for item in members.values() if _is_telling(item)] or list(members.values())
+    for start in candidates[:20]:
+        found = _way_back(start, members)
+        if found and (not best or len(found) < len(best)):
+            best = found
+    return _cycle_text(best) if best else "a reference cycle"
+
+
+def _is_telling(item: Any) -> bool:
+    kind = type(item)
+    return kind.__module__ not in ("builtins", "torch", "torch.storage", "collections") and not isinstance(item, type)
+
+
+def _way_back(start: Any, members: Mapping[int, Any]) -> list[Any]:
+    previous: dict[int, int] = {}
+    waiting = [id(start)]
+    for key in waiting:
+        for child in gc.get_referents(members[key]):
+            if id(child) == id(start):
+                path = [start]
+                while key != id(start):
+                    path.append(members[key])
+                    key = previous[key]
+                return [path[0], *reversed(path[1:])]
+            if id(child) in members and id(child) not in previous:
+                previous[id(child)] = key
+                waiting.append(id(child))
+    return []
+
+
+def _cycle_text(objects: Sequence[Any]) -> str:
+    """The cycle as types and the attributes between them: "Trainer.callback > Callback.trainer > Trainer"."""
+    from memlint.runtime.heap import _attributes, _called, _own_dict
+
+    parts: list[str] = []
+    around = [*objects, objects[0]]
+    position = 0
+    while position < len(around) - 1:
+        item, child = around[position], around[position + 1]
+        name = type(item).__name__
+        if callable(item) and hasattr(item, "__qualname__"):
+            name = f"{name} {_called(item)}"
+        if child is _own_dict(item) and position + 2 < len(around):
+            held, position = around[position + 2], position + 2
+            attributes: Iterable[tuple[Any, Any]] = list(child.items())
+        else:
+            held, position = child, position + 1
+            attributes = _attributes(item)
+        parts.append(name + next((f".{key}" for key, value in attributes if value is held), ""))
+    return " > ".join([*parts, type(objects[0]).__name__])

@@ -1,0 +1,561 @@
+"""The pytest plugin: hooks only. What a step is, how it is measured and judged is in session.py.
+
+Nothing here imports torch until a test with a budget is set up.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memlint.errors import BackendUnavailable, BudgetError, MemlintError
+from memlint.runtime import baseline as baselines
+from memlint.runtime.backends import find
+from memlint.runtime.baseline import Baseline
+from memlint.runtime.budget import FEWEST_STEPS, MARK, STEPS, WARMUP, Budget, parse_device, parse_tolerance
+from memlint.runtime.report import table
+from memlint.runtime.report.record import record_of, report_of
+from memlint.runtime.report.text import text_of
+from memlint.runtime.series import Series
+from memlint.runtime.session import ON_FAILURE, TRACE, Session, Traced, Tracing, again
+from memlint.runtime.verdict import Outcome, Verdict
+from memlint.units import SizeError, parse_bytes
+
+_SIGNATURE = (
+    "memory_budget(peak=None, reserved=None, growth=None, warmup=3, steps=10, device='auto', baseline=None, "
+    "cycles='warn'): the test is one training step; run it warmup + steps times and hold its memory to a budget"
+)
+_NO_DEFAULT = "none"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What ini file and command line say; the command line wins, and a mark's own arguments win over both."""
+
+    device: str = "auto"
+    fallback: str = "cpu"
+    warmup: int = WARMUP
+    steps: int = STEPS
+    growth: int | None = None
+    trace: str = ON_FAILURE
+    report: Path | None = None
+    baseline: Baseline | None = None
+    update_baseline: bool = False
+    tolerance: float = baselines.TOLERANCE
+
+
+# -- options ----------------------------------------------------------------------------------------------------------
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("memlint", "memory budgets (memlint)")
+    group.addoption("--memory-device", metavar="DEVICE", help="where budgets without a device of their own run: auto (an"
+                    " accelerator, else memory_fallback_device), cpu, cuda, cuda:1, ...")  # fmt: skip
+    group.addoption("--memory-steps", metavar="N", help=f"steps that are measured (default {STEPS})")
+    group.addoption("--memory-warmup", metavar="N", help=f"steps before measuring (default {WARMUP})")
+    group.addoption("--memory-default-growth", metavar="SIZE", help="the growth that budgets allow which name none:"
+                    " bytes a step, such as 0; 'none' judges no growth (default)")  # fmt: skip
+    group.addoption("--memory-trace", metavar="WHEN", help="when steps are run again to say who holds what: on-failure"
+                    " (default), always, never")  # fmt: skip
+    group.addoption("--memory-report", metavar="FILE", help="write all that was measured as JSON")
+    group.addoption("--memory-baseline", metavar="FILE", help="compare peaks with those saved in this file")
+    group.addoption("--memory-update-baseline", action="store_true", default=None, help="save the peaks in the file of"
+                    " --memory-baseline")  # fmt: skip
+    for name, text in _INI.items():
+        parser.addini(name, text, default=None)
+
+
+_INI = {
+    "memory_device": "default of --memory-device",
+    "memory_fallback_device": "what device 'auto' means where there is no accelerator (default cpu)",
+    "memory_steps": "default of --memory-steps",
+    "memory_warmup": "default of --memory-warmup",
+    "memory_default_growth": "default of --memory-default-growth",
+    "memory_trace": "default of --memory-trace",
+    "memory_report": "default of --memory-report",
+    "memory_baseline": "default of --memory-baseline",
+    "memory_baseline_tolerance": "how much more than the saved peak is allowed, such as 5%",
+}
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", _SIGNATURE)
+    wrong: list[str] = []
+    settings = _settings(config, wrong)
+    if wrong:
+        raise pytest.UsageError("\n".join(wrong))
+    config.pluginmanager.register(Plugin(config, settings), "memlint-budgets")
+
+
+def _settings(config: pytest.Config, wrong: list[str]) -> Settings:
+    def said(name: str, parse: Callable[[Any], Any], default: Any) -> Any:
+        option = f"--{name.replace('_', '-')}"
+        value = config.getoption(name, default=None)
+        if value is None:
+            value, option = (config.getini(name) or None) if name in _INI else None, f"ini option {name}"
+        if value is None:
+            return default
+        try:
+            return parse(value)
+        except (BudgetError, SizeError) as error:
+            wrong.append(f"{option} {value}: {error}")
+            return default
+
+    root = config.rootpath
+    file = said("memory_baseline", Path, None)
+    update = bool(config.getoption("memory_update_baseline", default=None))
+    if update and file is None:
+        wrong.append("--memory-update-baseline: name the file with --memory-baseline or the ini option memory_baseline")
+    saved = None
+    if file is not None:
+        try:
+            saved = Baseline.read(root / file)
+        except BudgetError as error:
+            wrong.append(str(error))
+    report = said("memory_report", Path, None)
+    return Settings(
+        device=said("memory_device", parse_device, "auto"),
+        fallback=said("memory_fallback_device", parse_device, "cpu"),
+        warmup=said("memory_warmup", _count(0), WARMUP),
+        steps=said("memory_steps", _count(FEWEST_STEPS), STEPS),
+        growth=said("memory_default_growth", lambda v: None if v == _NO_DEFAULT else parse_bytes(v), None),
+        trace=said("memory_trace", _one_of(TRACE), ON_FAILURE),
+        report=None if report is None else config.invocation_params.dir / report,
+        baseline=saved,
+        update_baseline=update,
+        tolerance=said("memory_baseline_tolerance", parse_tolerance, baselines.TOLERANCE),
+    )
+
+
+def _count(least: int) -> Callable[[str], int]:
+    def parse(value: str) -> int:
+        if not value.isdigit() or int(value) < least:
+            raise BudgetError(f"it wants a whole number of at least {least}")
+        return int(value)
+
+    return parse
+
+
+def _one_of(known: tuple[str, ...]) -> Callable[[str], str]:
+    def parse(value: str) -> str:
+        if value not in known:
+            raise BudgetError(f"it wants one of {', '.join(known)}")
+        return value
+
+    return parse
+
+
+# -- one test ---------------------------------------------------------------------------------------------------------
+
+
+class Measured:
+    """What the plugin keeps for one test with a budget, or with the `memory` fixture."""
+
+    def __init__(self, item: pytest.Item, budget: Budget, settings: Settings) -> None:
+        self.item = item
+        self.budget = budget
+        self.settings = settings
+        self.session: Session | None = None
+        self.memory: Memory | None = None
+        self.record: dict[str, Any] | None = None
+
+    def start(self) -> None:
+        """Begin to count, before the test's fixtures are set up. Raises BackendUnavailable."""
+        settings = self.settings
+        device = self.budget.device if self.budget.device != "auto" else settings.device
+        self.session = Session(find(device, settings.fallback), self.budget, settings.trace)
+        self.session.start()
+
+    def stop(self) -> None:
+        """Leave torch as it was."""
+        if self.session is not None:
+            self.session.stop()
+            self.session = None
+
+    def call(self, body: Callable[[], object]) -> None:
+        """The test: its steps, then the verdict. The test's own errors pass through."""
+        session = self.session
+        assert session is not None
+        if self.memory is not None:
+            self.memory.driver = session
+        trouble: Verdict | None = None
+        try:
+            if self.memory is not None:
+                body()
+            else:
+                session.run(body)
+        except Exception as error:
+            trouble = _out_of_memory(error, session)
+            if trouble is None:
+                raise
+        retrace = self._retrace(body)
+        outcome = session.outcome(retrace, self._labels, lambda series: self._verdicts(series, trouble))
+        self.record = record_of(self.item.nodeid, outcome)
+        if not outcome.passed:
+            pytest.fail(text_of(self.record), pytrace=False)
+        self._warn_of_cycles(outcome)
+
+    def _retrace(self, body: Callable[[], object]) -> Callable[[Tracing], Traced]:
+        memory = self.memory
+        if memory is None:
+            return again(body)
+
+        def once(tracing: Tracing) -> Traced:
+            memory.driver = tracing
+            tracing.steps = min(memory.steps_seen, tracing.steps) if not memory.ran else tracing.steps
+            tracing.start()
+            note = None
+            try:
+                body()
+            except Exception as error:
+                note = f"tracing stopped in its step {tracing.done + 1}: {type(error).__name__}: {error}"
+            return tracing.finish(note)
+
+        return once
+
+    def _verdicts(self, series: Series, trouble: Verdict | None) -> list[Verdict]:
+        verdicts = [] if trouble is None else [trouble]
+        saved = self.settings.baseline
+        if saved is None or self.budget.baseline is False or self.settings.update_baseline or not series.measured:
+            return verdicts
+        import torch
+
+        session = self.session
+        assert session is not None
+        key = baselines.device_key(
+            {"device": session.backend.name, "card": session.backend.details().device, "torch": torch.__version__}
+        )
+        entry = saved.entry(key, self.item.nodeid)
+        if entry is not None:
+            wanted = self.budget.baseline
+            tolerance = self.settings.tolerance if wanted is None or isinstance(wanted, bool) else wanted
+            verdicts.append(baselines.compare(entry, series.peak, series.reserved_peak, tolerance))
+        return verdicts
+
+    def _labels(self) -> dict[int, str]:
+        """Fixtures by the id of their values, and the instance of the test's class."""
+        labels: dict[int, str] = {}
+        request = getattr(self.item, "_request", None)
+        for name, definition in getattr(request, "_fixture_defs", {}).items():
+            cached = getattr(definition, "cached_result", None)
+            if cached is not None and not isinstance(cached[0], _PLAIN):
+                labels[id(cached[0])] = name
+        for name, value in getattr(self.item, "funcargs", {}).items():
+            if not isinstance(value, _PLAIN):
+                labels.setdefault(id(value), name)
+        instance = getattr(self.item, "instance", None)
+        if instance is not None:
+            labels.setdefault(id(instance), "self")
+        return labels
+
+    def _warn_of_cycles(self, outcome: Outcome) -> None:
+        for verdict in outcome.verdicts:
+            if verdict.limit == "cycles":
+                named = "".join(f"; {cycle.path} ({cycle.site})" for cycle in outcome.cycles)
+                self.item.warn(MemoryCycleWarning(f"{verdict.message}{named}"))
+
+
+_PLAIN = (type(None), bool, int, float, str, bytes, type)
+
+
+class MemoryCycleWarning(UserWarning):
+    """Tensors are freed by a garbage collection only. cycles="fail" makes it a failure, cycles="ignore" quiet."""
+
+
+def _out_of_memory(error: Exception, session: Session) -> Verdict | None:
+    """The verdict that an out-of-memory error comes to; None for any other error."""
+    import torch
+
+    kinds = (torch.cuda.OutOfMemoryError, getattr(torch, "OutOfMemoryError", torch.cuda.OutOfMemoryError))
+    if not isinstance(error, kinds):
+        return None
+    first = str(error).partition(". ")[0]
+    return Verdict("oom", False, None, None, f"step {len(session.records) + 1} ran out of memory: {first}")
+
+
+class Memory:
+    """The `memory` fixture, for tests that are more than one step.
+
+    `with memory.step(): ...` is one step; `memory.run(step, steps=5)` runs one several times. The limits are those of the
+    test's mark; `run` takes more of them. The verdict comes at the end of the test.
+    """
+
+    def __init__(self, measured: Measured) -> None:
+        self._measured = measured
+        self.driver: Session | Tracing | None = None
+        self.steps_seen = 0
+        self.ran = False
+
+    def step(self) -> AbstractContextManager[None]:
+        """One training step."""
+        return self._step()
+
+    @contextmanager
+    def _step(self) -> Iterator[None]:
+        driver = self.driver
+        if driver is None:
+            raise BudgetError("memory.step() belongs into the test, not into a fixture")
+        with driver.step():
+            yield
+        if isinstance(driver, Session):
+            self.steps_seen += 1
+
+    def run(self, step: Callable[[], object], **limits: Any) -> None:
+        """Run `step` warmup + steps times. Takes the arguments of the mark; raises BudgetError for bad ones."""
+        driver = self.driver
+        self.ran = True
+        if isinstance(driver, Tracing):
+            for _ in range(driver.steps):
+                with self._step():
+                    step()
+            return
+        if driver is None:
+            raise BudgetError("memory.run() belongs into the test, not into a fixture")
+        said = {field: value for field, value in _said(driver.budget).items() if field not in limits}
+        driver.budget = _completed(Budget.parse({**said, **limits}), self._measured.settings)
+        driver.run(step)
+
+    @property
+    def allocated(self) -> int:
+        """Bytes alive now, above those alive before the test."""
+        session = self._measured.session
+        return 0 if session is None else session.backend.allocated()
+
+
+def _said(budget: Budget) -> dict[str, Any]:
+    return {name: getattr(budget, name) for name in Budget.__dataclass_fields__}
+
+
+def _completed(budget: Budget, settings: Settings) -> Budget:
+    """`budget` with the defaults of the run where it says nothing."""
+    return replace(
+        budget,
+        growth=settings.growth if budget.growth is None else budget.growth,
+        warmup=settings.warmup if budget.warmup is None else budget.warmup,
+        steps=settings.steps if budget.steps is None else budget.steps,
+    )
+
+
+def budget_of(item: pytest.Item) -> Budget | None:
+    """The budget of a test, from its marks: the nearer one's arguments win. Raises BudgetError."""
+    marks = list(item.iter_markers(MARK))
+    if not marks:
+        return None
+    values: dict[str, Any] = {}
+    for mark in reversed(marks):
+        if mark.args:
+            raise BudgetError(f"{', '.join(map(repr, mark.args))}: it takes keyword arguments only, such as peak=...")
+        values.update(mark.kwargs)
+    if inspect.iscoroutinefunction(getattr(item, "function", None)):
+        raise BudgetError("an async test cannot be run as a step")
+    return Budget.parse(values)
+
+
+def _wants_memory(item: pytest.Item) -> bool:
+    definitions = getattr(item, "_fixtureinfo", None)
+    found = getattr(definitions, "name2fixturedefs", {}).get("memory")
+    return bool(found) and inspect.unwrap(found[-1].func) is inspect.unwrap(_plain_memory)
+
+
+# -- hooks ------------------------------------------------------------------------------------------------------------
+
+_KEY = pytest.StashKey[Measured]()
+
+
+def _plain_memory(request: pytest.FixtureRequest) -> Memory:
+    """Measure steps within a test: `with memory.step(): ...` or `memory.run(step_fn, steps=5)` (memlint)."""
+    measured = request.node.stash[_KEY]
+    measured.memory = Memory(measured)
+    return measured.memory
+
+
+memory = pytest.fixture(name="memory")(_plain_memory)
+
+
+class Plugin:
+    """What lives as long as the session of pytest."""
+
+    def __init__(self, config: pytest.Config, settings: Settings) -> None:
+        self.config = config
+        self.settings = settings
+        self.records: dict[str, dict[str, Any]] = {}
+        self.collected: set[str] = set()
+        self.said: list[str] = []
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        wrong = []
+        for item in items:
+            self.collected.add(item.nodeid)
+            try:
+                budget = budget_of(item)
+            except MemlintError as error:
+                wrong.extend(f"{item.nodeid}: memory_budget: {line}" for line in str(error).splitlines())
+                continue
+            if budget is not None or _wants_memory(item):
+                item.stash[_KEY] = Measured(item, _completed(budget or Budget(), self.settings), self.settings)
+        if wrong:
+            raise pytest.UsageError("\n".join(wrong))
+
+    @pytest.hookimpl(hookwrapper=True, tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> Iterator[None]:
+        measured = item.stash.get(_KEY, None)
+        if measured is None:
+            yield
+            return
+        measured.record = None
+        measured.memory = None
+        try:
+            measured.start()
+        except BackendUnavailable as error:
+            item.add_marker(pytest.mark.skip(reason=f"memory budget: {error}"))
+            yield
+            return
+        result: Any = yield
+        if result.excinfo is not None:
+            measured.stop()
+
+    @pytest.hookimpl(hookwrapper=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
+        measured = item.stash.get(_KEY, None)
+        if measured is None or measured.session is None:
+            yield
+            return
+        test: Any = item
+        original = test.obj
+
+        @functools.wraps(original)
+        def stepped(*args: Any, **kwargs: Any) -> None:
+            measured.call(lambda: original(*args, **kwargs))
+
+        test.obj = stepped
+        try:
+            yield
+        finally:
+            test.obj = original
+            measured.stop()
+
+    @pytest.hookimpl(hookwrapper=True)
+    def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+        result: Any = yield
+        measured = item.stash.get(_KEY, None)
+        if measured is None or call.when != "call" or measured.record is None:
+            return
+        record, report = measured.record, result.get_result()
+        report.memlint = record
+        report.user_properties.extend(_properties(record))
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        record = getattr(report, "memlint", None)
+        if record is not None:
+            self.records[report.nodeid] = record
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        worker = getattr(self.config, "workeroutput", None)
+        if worker is not None:
+            worker["memlint_collected"] = sorted(self.collected)
+            return
+        records = list(self.records.values())
+        try:
+            self._write(records)
+        except BudgetError as error:
+            self.said.append(f"error: {error}")
+            session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        self.collected.update(getattr(node, "workeroutput", {}).get("memlint_collected", ()))
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        records = list(self.records.values())
+        if not records and not self.said:
+            return
+        terminalreporter.section("memory budgets")
+        if records:
+            width = terminalreporter._tw.fullwidth
+            head, *lines = table.table(records, width)
+            terminalreporter.write_line(head, bold=True)
+            for record, line in zip(records, lines, strict=True):
+                colour = {"green": True} if record["passed"] else {"red": True}
+                terminalreporter.write_line(line, **colour)
+            for record in records:
+                if record["passed"]:
+                    for note in record["notes"]:
+                        terminalreporter.write_line(f"note: {record['test']}: {note}")
+        for line in self.said:
+            terminalreporter.write_line(line)
+
+    def _write(self, records: list[dict[str, Any]]) -> None:
+        settings = self.settings
+        if settings.report is not None:
+            _write_text(settings.report, json.dumps(report_of(records), indent=2) + "\n", "--memory-report")
+        summary = os.environ.get("GITHUB_STEP_SUMMARY")
+        if summary and records:
+            try:
+                with open(summary, "a", encoding="utf-8") as file:
+                    file.write(table.markdown(records))
+            except OSError as error:
+                self.said.append(f"note: the step summary could not be written: {error}")
+        if settings.baseline is not None:
+            self._baseline(settings.baseline, records)
+
+    def _baseline(self, saved: Baseline, records: list[dict[str, Any]]) -> None:
+        measured = [record for record in records if record["peak"] is not None]
+        devices = sorted({baselines.device_key(record) for record in measured})
+        stale = {device: saved.stale(device, self.collected) for device in devices}
+        if self.settings.update_baseline:
+            good = [record for record in measured if record["passed"]]
+            changed = saved.update(good)
+            for device, tests in stale.items():
+                saved.drop(device, tests)
+            saved.write()
+            gone = sum(map(len, stale.values()))
+            left = len(measured) - len(good)
+            self.said.append(
+                f"baseline: {changed} of {len(good)} peaks changed in {saved.path}"
+                + (f", {gone} of tests that are gone dropped" if gone else "")
+                + (f", {left} of failed tests left as they were" if left else "")
+            )
+            return
+        for record in measured:
+            if saved.entry(baselines.device_key(record), record["test"]) is None:
+                self.said.append(f"baseline: {record['test']} has no entry; --memory-update-baseline writes one")
+        for device, tests in stale.items():
+            self.said.extend(f"baseline: {test} is gone, but has an entry for {device}" for test in tests)
+
+
+def _properties(record: Mapping[str, Any]) -> list[tuple[str, object]]:
+    """What goes into JUnit's <property> elements: sizes in bytes."""
+    properties: list[tuple[str, object]] = [
+        ("memory_device", record["device"]),
+        ("memory_verdict", table.verdict_of(record)),
+        ("memory_growth_per_step", record["growth"]["rate"]),
+    ]
+    if record["peak"] is not None:
+        properties.append(("memory_peak", record["peak"]))
+    if record["reserved"] is not None:
+        properties.append(("memory_reserved", record["reserved"]))
+    if record["budget"]["peak"] is not None:
+        properties.append(("memory_budget", record["budget"]["peak"]))
+    return properties
+
+
+def _write_text(path: Path, text: str, option: str) -> None:
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside.write_text(text, encoding="utf-8")
+        beside.replace(path)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise BudgetError(f"{option}: {path} cannot be written: {error}") from None

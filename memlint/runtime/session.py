@@ -1,0 +1,306 @@
+"""Runs steps, measures them, judges them, and traces a few more when something is wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from memlint.runtime.backends.base import Backend
+from memlint.runtime.budget import STEPS, WARMUP, Budget
+from memlint.runtime.series import Growth, Series, StepRecord, Trend
+from memlint.runtime.verdict import Outcome, Verdict, judge
+from memlint.units import format_bytes
+
+#: where growth is judged and not settled, this many times the steps are measured at most
+_MOST_TIMES = 3
+TRACED_STEPS = 5
+_MOST_TRACED = 25
+ON_FAILURE, ALWAYS, NEVER = "on-failure", "always", "never"
+TRACE = (ON_FAILURE, ALWAYS, NEVER)
+
+
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """What traced steps found."""
+
+    leaks: tuple[Any, ...] = ()
+    cycles: tuple[Any, ...] = ()
+    peak: Any = None
+    steps: int = 0
+    note: str | None = None
+
+
+class Frozen:
+    """Keeps what is there now out of the collections to come: with torch loaded, a tenth of a second less for each.
+
+    The collector shows no frozen objects either, so `thaw()` comes before anything is searched for.
+    """
+
+    def __init__(self) -> None:
+        self._ours = False
+
+    def freeze(self) -> None:
+        """Leave out what is there; nothing if the program froze its objects itself."""
+        self._ours = gc.get_freeze_count() == 0
+        if self._ours:
+            gc.freeze()
+
+    def thaw(self) -> None:
+        """Let the collector see everything again."""
+        if self._ours:
+            gc.unfreeze()
+            self._ours = False
+
+
+class Session:
+    """One run of steps on one device. `start()` before what is to be counted is made, `stop()` at the end."""
+
+    def __init__(self, backend: Backend, budget: Budget, trace: str = ON_FAILURE) -> None:
+        self.backend = backend
+        self.budget = budget
+        self.trace_when = trace
+        self.records: list[StepRecord] = []
+        self._frozen = Frozen()
+        self._warmup = WARMUP if budget.warmup is None else budget.warmup
+        self._steps = STEPS if budget.steps is None else budget.steps
+
+    def start(self) -> None:
+        """Count from here on."""
+        gc.collect()  # what earlier tests left as garbage is not this one's
+        self.backend.start()
+        self._frozen.freeze()
+
+    def stop(self) -> None:
+        """Leave torch as it was."""
+        self._frozen.thaw()
+        self.backend.stop()
+
+    @contextlib.contextmanager
+    def step(self) -> Iterator[None]:
+        """One step. An exception passes through, and the step does not count then."""
+        before = self.backend.allocated()
+        with collector_off():
+            self.backend.begin_step()
+            began = time.perf_counter()
+            yield
+            seconds = time.perf_counter() - began
+            reading = self.backend.end_step()
+        gc.collect()
+        collected = self.backend.allocated()
+        self.records.append(
+            StepRecord(
+                len(self.records), seconds, before, reading.allocated, reading.peak, collected, reading.reserved_peak
+            )
+        )
+
+    def run(self, body: Callable[[], object], more: bool = True) -> None:
+        """Run `body` as often as the budget says; and more often, where growth is judged and not settled yet."""
+        for _ in range(self._warmup + self._steps):
+            with self.step():
+                body()
+        if self.budget.growth is None or not more:
+            return
+        for _ in range((_MOST_TIMES - 1) * self._steps):
+            if self.series().growth().settled:
+                break
+            try:
+                with self.step():
+                    body()
+            except Exception:
+                break  # the body had as many steps in it as were asked for: that it has no more is no failure
+
+    def series(self) -> Series:
+        """The steps so far."""
+        warmup = self._warmup if len(self.records) > self._warmup else 0
+        return Series(warmup, tuple(self.records))
+
+    def outcome(
+        self,
+        body: Callable[[Tracing], Traced] | None = None,
+        labels: Callable[[], Mapping[int, str]] = dict,
+        extra: Callable[[Series], list[Verdict]] = lambda series: [],
+    ) -> Outcome:
+        """Judge the steps. Where a limit failed, `body` runs a few of them again, traced, to say why (`again`).
+
+        labels names objects by id for the reports, such as fixtures. extra gives further verdicts (baselines).
+        """
+        import torch
+
+        series = self.series()
+        growth = series.growth()
+        verdicts = [*judge(self.budget, series, growth), *extra(series)]
+        details = self.backend.details()
+        outcome = Outcome(
+            device=self.backend.name,
+            card=details.device,
+            torch=torch.__version__,
+            budget=self.budget,
+            series=series,
+            growth=growth,
+            verdicts=_failed_first(verdicts),
+            leftover=self.backend.leftover,
+            details=dict(details.values),
+            notes=tuple(_notes(self.budget, series, growth)),
+        )
+        if body is None or not self._wants_trace(outcome):
+            return outcome
+        self.backend.pause()
+        self._frozen.thaw()
+        traced = body(Tracing(self.backend.device_type, traced_steps(growth), labels, bool(series.cyclic)))
+        outcome = replace(
+            outcome,
+            leaks=traced.leaks,
+            cycles=traced.cycles,
+            peak=traced.peak,
+            traced_steps=traced.steps,
+            notes=outcome.notes if traced.note is None else (*outcome.notes, traced.note),
+        )
+        return with_bounds(outcome)
+
+    def _wants_trace(self, outcome: Outcome) -> bool:
+        if self.trace_when == ON_FAILURE:
+            # cycles pass with a warning that names them
+            return bool(outcome.failed) or any(verdict.limit == "cycles" for verdict in outcome.verdicts)
+        return self.trace_when == ALWAYS
+
+
+class Tracing:
+    """A few steps with everything remembered; `found` is there once `steps` of them have run, or after `finish()`."""
+
+    def __init__(
+        self,
+        device_type: str,
+        steps: int,
+        labels: Callable[[], Mapping[int, str]] = dict,
+        with_cycles: bool = False,
+    ) -> None:
+        from memlint.runtime.trace import TracingTracker
+
+        self.steps = steps
+        self.done = 0
+        self.found: Traced | None = None
+        self._labels = labels
+        self._with_cycles = with_cycles
+        self._tracker = TracingTracker(device_type)
+        self._frozen = Frozen()
+
+    def start(self) -> None:
+        """Remember from here on."""
+        gc.collect()
+        self._tracker.start()
+        self._frozen.freeze()
+
+    @contextlib.contextmanager
+    def step(self) -> Iterator[None]:
+        """One step. After the last one, everything that it needs is still alive, and looked at."""
+        if self.found is not None:
+            yield
+            return
+        self._tracker.step = self.done
+        with collector_off():
+            yield
+            self.done += 1
+            if self.done == self.steps:
+                self._examine()
+            else:
+                gc.collect()
+
+    def finish(self, note: str | None = None) -> Traced:
+        """What was found; also if the steps ended early, which `note` explains."""
+        if self.found is None:
+            gc.collect()
+            self._examine()
+        found = self.found or Traced()
+        self._tracker.stop()
+        return replace(found, note=note)
+
+    def _examine(self) -> None:
+        from memlint.runtime import attribution
+
+        self._frozen.thaw()
+        tracker = self._tracker
+        tracker.pause()
+        breakdown = attribution.peak_breakdown(tracker)
+        cycles = attribution.cycles(tracker, 1) if self._with_cycles and self.done else []
+        gc.collect()
+        leaks = attribution.leaks(tracker, self.done, self._labels()) if self.done > 1 else []
+        self.found = Traced(tuple(leaks), tuple(cycles), breakdown, self.done)
+
+
+def with_bounds(outcome: Outcome) -> Outcome:
+    """Growth that ends by itself, in a deque with a length, is not held against the run."""
+    from memlint.runtime.attribution import Leak
+
+    leaks: list[Leak] = [leak for leak in outcome.leaks if leak.bytes_per_step > 0]
+    if not leaks or not any(verdict.limit == "growth" and not verdict.passed for verdict in outcome.verdicts):
+        return outcome
+    endless = sum(leak.bytes_per_step for leak in leaks if not leak.bounded)
+    bounded = [leak for leak in leaks if leak.bounded]
+    if not bounded or endless > (outcome.budget.growth or 0):
+        return outcome
+    most = sum(leak.bytes_per_step * (leak.holder.bound or 0) for leak in bounded if leak.holder is not None)
+    holders = ", ".join(leak.holder.path for leak in bounded if leak.holder is not None)
+    return outcome.without("growth", f"memory grows until {holders} is full, by {format_bytes(most)} in all")
+
+
+@contextlib.contextmanager
+def collector_off() -> Iterator[None]:
+    """No automatic collection within: when it comes is chance, and a budget should not depend on that."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def again(body: Callable[[], object]) -> Callable[[Tracing], Traced]:
+    """Runs `body` for every step of a tracing; an exception ends it early."""
+
+    def run(tracing: Tracing) -> Traced:
+        tracing.start()
+        note = None
+        try:
+            for _ in range(tracing.steps):
+                with tracing.step():
+                    body()
+        except Exception as error:
+            note = f"tracing stopped in its step {tracing.done + 1}: {type(error).__name__}: {error}"
+        return tracing.finish(note)
+
+    return run
+
+
+def traced_steps(growth: Growth) -> int:
+    """How many steps show what grows."""
+    if growth.trend is not Trend.LEAK:
+        return TRACED_STEPS
+    if growth.period is None:
+        return 2 * TRACED_STEPS + 2
+    return min(max(TRACED_STEPS, 3 * growth.period + 1), _MOST_TRACED)
+
+
+def _failed_first(verdicts: list[Verdict]) -> tuple[Verdict, ...]:
+    return tuple(sorted(verdicts, key=lambda verdict: verdict.passed))
+
+
+def _notes(budget: Budget, series: Series, growth: Growth) -> Iterator[str]:
+    if growth.trend in (Trend.LATE_WARMUP, Trend.JUMP, Trend.UNSETTLED) and budget.growth is not None:
+        yield {
+            Trend.LATE_WARMUP: f"late warm-up: memory grew by {format_bytes(growth.total)} at first, then no more",
+            Trend.JUMP: f"memory grew once, by {format_bytes(growth.total)}, then no more",
+            Trend.UNSETTLED: f"memory grew by {format_bytes(growth.total)} in {len(series.measured)} steps without a"
+            " pattern; not judged as a leak (more steps= would tell)",
+        }[growth.trend]
+    if budget.growth is None and growth.trend is Trend.LEAK:
+        yield f"memory grows by {format_bytes(growth.rate)} a step; growth=0 would hold the test to that"
+    if growth.period is not None and growth.period > 1:
+        yield f"the run repeats itself every {growth.period} steps; growth is judged over whole windows"
+    peak, warmup = series.peak, series.warmup_peak
+    if peak is not None and warmup is not None and warmup > peak:
+        yield f"the peak of the warm-up was higher: {format_bytes(warmup)}"

@@ -1,0 +1,273 @@
+"""The tracker that remembers: for each storage where it was made, in which step and phase, and what it is.
+
+Slower than counting (a stack is walked for each new storage), so it runs for a few steps, when a question is open.
+Like the counting one it holds no tensor and no storage.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from memlint.runtime.sites import Site, made_at
+from memlint.runtime.tracker import Live, StorageTracker, live_tensors, objects_of, storages
+
+PARAMETER, GRADIENT, OPTIMIZER = "parameter", "gradient", "optimizer state"
+ACTIVATION, INPUT, TEMPORARY, OTHER = "activation", "input", "temporary", "other"
+CATEGORIES = (PARAMETER, GRADIENT, OPTIMIZER, ACTIVATION, INPUT, TEMPORARY, OTHER)
+FORWARD, BACKWARD, STEP, ELSEWHERE = "forward", "backward", "optimizer step", "other"
+
+
+class Block:
+    """One storage, alive or gone.
+
+    nbytes: its size. shape, dtype: those of the tensor that first showed it. site: the line outside torch that made it;
+    caller: the line of user code that led there. step: the traced step, -1 for what was there before.
+    born, died: moments, counted in events; died is None while it lives.
+    """
+
+    __slots__ = (
+        "born", "caller", "category", "died", "dtype", "from_parameters", "key", "nbytes", "phase", "shape", "site", "step",
+    )  # fmt: skip
+
+    def __init__(self, key: int, nbytes: int, tensor: torch.Tensor, step: int, phase: str, born: int) -> None:
+        self.key, self.nbytes, self.step, self.phase, self.born = key, nbytes, step, phase, born
+        self.shape, self.dtype = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
+        self.category = OTHER
+        self.site: Site | None = None
+        self.caller: Site | None = None
+        self.died: int | None = None
+        self.from_parameters = False
+
+
+class TracingTracker(StorageTracker):
+    """Remembers every storage from `start()` to `stop()`.
+
+    blocks: all of them, in the order of their making. live_at_peak() lists those that were alive when most was.
+    """
+
+    def __init__(self, device_type: str = "cpu") -> None:
+        super().__init__(device_type)
+        self.step = 0
+        self.blocks: list[Block] = []
+        self.phase_at_peak = ELSEWHERE
+        self._by_key: dict[int, Block] = {}
+        self._clock = 0
+        self._top = 0
+        self._in_all = 0
+        self._peak_moment = 0
+        self._optimizing = 0
+        self._in_backward = False
+        self._from_parameters = False
+        self._hooks: list[Any] = []
+        self._leaves: dict[int, weakref.ref[torch.Tensor]] = {}
+
+    def start(self) -> None:
+        super().start()
+        self._hooks = [
+            register_optimizer_step_pre_hook(_forward_to(self, "_before_optimizer")),
+            register_optimizer_step_post_hook(_forward_to(self, "_after_optimizer")),
+            register_module_parameter_registration_hook(_new_parameter_to(self)),
+        ]
+        self._name_what_is_there()
+        self.forget_peak()
+
+    def stop(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        super().stop()
+        self._by_key.clear()
+
+    def forget_peak(self) -> None:
+        """Look for the peak from here on."""
+        with self._lock:
+            self._drain()
+            self._top, self._peak_moment, self.phase_at_peak = self._in_all, self._clock, ELSEWHERE
+
+    def live_at_peak(self) -> list[Block]:
+        """The blocks that were alive when most bytes were."""
+        with self._lock:
+            self._drain()
+            moment = self._peak_moment
+        return [b for b in self.blocks if b.born <= moment and (b.died is None or b.died > moment)]
+
+    def survivors(self) -> list[Block]:
+        """The blocks made since the start that are alive."""
+        with self._lock:
+            self._drain()
+            return [block for block in self.blocks if block.died is None and block.step >= 0]
+
+    def block_of(self, storage: Any) -> Block | None:
+        """The block of a storage that is alive."""
+        item = self._alive.get(storage._cdata)
+        return self._by_key.get(storage._cdata) if item is not None and item.ref() is storage else None
+
+    def categorise(self) -> None:
+        """Say of what is alive now whether it is a parameter, a gradient, or an activation that outlived its forward."""
+        with self._lock:
+            self._drain()
+            self._name_activations()
+            self._name_gradients()
+
+    # -- what happens --------------------------------------------------------------------------------------------
+
+    def saw(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        with self._lock:
+            if not self._running:
+                return
+            self._clock += 1
+            backward = torch._C._current_graph_task_id() != -1
+            if self._in_backward and not backward:
+                self._drain()
+                self._name_gradients()
+            if backward and not self._in_backward:
+                self._name_activations()
+            self._in_backward = backward
+            self._from_parameters = any(map(self._comes_from_parameters, args))
+            super().saw(func, args, kwargs, out)
+
+    def _born(self, key: int, item: Live, tensor: torch.Tensor, func: Any) -> None:
+        block = Block(key, item.nbytes, tensor, -1 if item.before else self.step, self._phase(), self._clock)
+        block.from_parameters = self._from_parameters and func is not None
+        self._by_key[key] = block
+        self.blocks.append(block)
+        if not item.before:
+            block.category = self._category(block)
+            block.site, block.caller = made_at(sys._getframe(1))
+        self._count(item.nbytes, block.phase)
+
+    def _died(self, key: int, item: Live) -> None:
+        block = self._by_key.pop(key, None)
+        if block is not None:
+            block.died = self._clock
+            self._in_all -= block.nbytes
+
+    def _resized(self, key: int, item: Live, nbytes: int) -> None:
+        block = self._by_key.get(key)
+        if block is not None:
+            self._count(nbytes - block.nbytes, self._phase())
+            block.nbytes = nbytes
+        super()._resized(key, item, nbytes)
+
+    def _count(self, nbytes: int, phase: str) -> None:
+        self._in_all += nbytes
+        if self._in_all > self._top:
+            self._top, self._peak_moment, self.phase_at_peak = self._in_all, self._clock, phase
+
+    def _phase(self) -> str:
+        if self._in_backward:
+            return BACKWARD
+        if self._optimizing:
+            return STEP
+        return FORWARD if self._from_parameters and torch.is_grad_enabled() else ELSEWHERE
+
+    def _category(self, block: Block) -> str:
+        if block.phase == FORWARD:
+            return TEMPORARY  # an activation if it is still there when backward begins
+        if block.phase == ELSEWHERE and not block.from_parameters:
+            return INPUT
+        return TEMPORARY
+
+    def _comes_from_parameters(self, value: Any) -> bool:
+        if isinstance(value, torch.Tensor):
+            for _, storage in storages(value):
+                block = self._by_key.get(storage._cdata)
+                if block is not None and (block.from_parameters or block.category == PARAMETER):
+                    return True
+            return isinstance(value, torch.nn.Parameter)
+        return isinstance(value, list | tuple) and any(map(self._comes_from_parameters, value))
+
+    # -- what things are -----------------------------------------------------------------------------------------
+
+    def _name_what_is_there(self) -> None:
+        for optimizer in objects_of(torch.optim.Optimizer):
+            self._name_state(optimizer)
+        for tensor in live_tensors():
+            if tensor.is_leaf and tensor.requires_grad:
+                self._add_leaf(tensor)
+        self._name_gradients()
+
+    def _add_leaf(self, tensor: torch.Tensor) -> None:
+        self._leaves[id(tensor)] = weakref.ref(tensor)
+
+    def _name_state(self, optimizer: torch.optim.Optimizer) -> None:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                self._name(parameter, PARAMETER)
+                self._add_leaf(parameter)
+        for state in list(optimizer.state.values()):
+            for tensor in _tensors_in(state):
+                self._name(tensor, OPTIMIZER)
+
+    def _name_gradients(self) -> None:
+        for key, reference in list(self._leaves.items()):
+            tensor = reference()
+            if tensor is None:
+                del self._leaves[key]
+                continue
+            if isinstance(tensor, torch.nn.Parameter):
+                self._name(tensor, PARAMETER)
+            if tensor.grad is not None:
+                self._name(tensor.grad, GRADIENT)
+
+    def _name_activations(self) -> None:
+        for block in self._by_key.values():
+            if block.phase == FORWARD and block.category == TEMPORARY:
+                block.category = ACTIVATION
+
+    def _name(self, tensor: torch.Tensor, category: str) -> None:
+        for _, storage in storages(tensor):
+            block = self._by_key.get(storage._cdata)
+            if block is not None:
+                block.category = category
+
+    def _before_optimizer(self, optimizer: Any) -> None:
+        self._optimizing += 1
+
+    def _after_optimizer(self, optimizer: Any) -> None:
+        self._optimizing = max(self._optimizing - 1, 0)
+        with self._lock:
+            self._drain()
+            self._name_state(optimizer)
+
+
+def _forward_to(tracker: TracingTracker, method: str) -> Any:
+    """A hook that does not keep the tracker alive."""
+    reference = weakref.ref(tracker)
+
+    def hook(optimizer: Any, args: Any, kwargs: Any) -> None:
+        target = reference()
+        if target is not None:
+            getattr(target, method)(optimizer)
+
+    return hook
+
+
+def _new_parameter_to(tracker: TracingTracker) -> Any:
+    """A hook that tells the tracker of a parameter that a module registers."""
+    reference = weakref.ref(tracker)
+
+    def hook(module: Any, name: str, parameter: Any) -> None:
+        target = reference()
+        if target is not None and isinstance(parameter, torch.Tensor):
+            target._add_leaf(parameter)
+
+    return hook
+
+
+def _tensors_in(value: Any, depth: int = 3) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif depth and isinstance(value, dict):
+        for item in value.values():
+            yield from _tensors_in(item, depth - 1)
+    elif depth and isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors_in(item, depth - 1)
