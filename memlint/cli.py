@@ -292,6 +292,42 @@ def run_rules(options: argparse.Namespace) -> int:
     return CLEAN
 
 
+# -- run -------------------------------------------------------------------------------------------------------------
+
+
+def run_script(options: argparse.Namespace) -> int:
+    """`memlint run`: the script's own exit code, or 1 where it leaks or is over its budget."""
+    from memlint.runtime.budget import Budget
+
+    try:
+        import torch  # noqa: F401
+    except ImportError:
+        raise UsageError("memlint run needs torch: pip install 'torch-memlint[runtime]'") from None
+    from memlint.runtime.report.text import text_of
+    from memlint.runtime.script import Plan, run
+
+    limits = {"peak": options.budget, "reserved": options.reserved, "growth": options.growth, "device": options.device}
+    plan = Plan(
+        target=options.target,
+        arguments=options.arguments,
+        is_module=options.module,
+        budget=Budget.parse(limits),
+        warmup=options.warmup,
+        steps=options.steps,
+        trace=options.trace,
+    )
+    ran = run(plan, sys.stderr if sys.stderr.isatty() else None)
+    sys.stdout.flush()
+    _write(sys.stderr, text_of(ran.record) + "\n")
+    if options.report is not None:
+        import json
+
+        from memlint.runtime.report.record import report_of
+
+        _write_file("--report", options.report, json.dumps(report_of([ran.record]), indent=2) + "\n")
+    return ran.code if ran.passed else FOUND
+
+
 # -- the words -------------------------------------------------------------------------------------------------------
 
 #: options that overrule the configuration
@@ -329,7 +365,35 @@ def parser() -> argparse.ArgumentParser:
     explain.set_defaults(run=run_explain)
     rules = commands.add_parser("rules", help="list all rules", description="List all rules.")
     rules.set_defaults(run=run_rules)
+    _add_run_script(
+        commands.add_parser(
+            "run",
+            help="run a training script and watch its memory",
+            description="Run an unmodified training script: each optimizer step is a step. Exit 1 when it leaks or is"
+            " over its budget, else the script's own exit code.",
+        )
+    )
     return made
+
+
+def _add_run_script(run: argparse.ArgumentParser) -> None:
+    run.set_defaults(run=run_script)
+    run.add_argument("--steps", type=_whole(3), metavar="N", help="stop after so many measured steps (run to the end)")
+    run.add_argument("--warmup", type=_whole(0), default=3, metavar="N", help="steps before measuring (3)")
+    run.add_argument("--budget", metavar="SIZE", help="the most that may be allocated at one time, such as 20GiB")
+    run.add_argument("--reserved", metavar="SIZE", help="the most that the allocator may hold at one time")
+    run.add_argument("--growth", default="0", metavar="SIZE", help="bytes that may stay a step (0)")
+    run.add_argument("--device", default="auto", help="auto (an accelerator, else the CPU), cpu, cuda, cuda:1, ...")
+    run.add_argument(
+        "--trace",
+        choices=("on-failure", "always", "never"),
+        default="on-failure",
+        help="when to trace steps, to say who holds what (on-failure)",
+    )
+    run.add_argument("--report", metavar="FILE", help="write all that was measured as JSON")
+    run.add_argument("-m", dest="module", action="store_true", help="the target is a module, as for python -m")
+    run.add_argument("target", metavar="SCRIPT", help="the script")
+    run.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="what the script gets as its argv")
 
 
 def _add_check(check: argparse.ArgumentParser) -> None:
@@ -424,6 +488,15 @@ def _checked(name: str) -> Any:
             return getattr(config, name)(text)
         except ConfigError as error:
             raise argparse.ArgumentTypeError(str(error)) from None
+
+    return convert
+
+
+def _whole(least: int) -> Any:
+    def convert(text: str) -> int:
+        if not text.isdigit() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"must be a whole number, {least} or more")
+        return int(text)
 
     return convert
 

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import gc
+import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
 from memlint.runtime.graphs import Graphs, Saved
 from memlint.runtime.heap import Chain, Holder, Search, holder_of, shape_of
 from memlint.runtime.sites import Site
-from memlint.runtime.trace import Block, TracingTracker
+from memlint.runtime.trace import LEFTOVER, Block, TracingTracker
 from memlint.runtime.tracker import live_tensors, storages
 
 #: tensors whose holder is looked up, the ones with most bytes first
 _MOST_TARGETS = 60
 _MOST_CYCLES = 5
+#: ends of graphs of which it is asked who holds them
+_MOST_ENDS = 200
+_FEWEST_SIZES = 4
+
+#: a block, the chain to what holds it, the node that saved it if a graph does, and the tensor at the chain's end
+_Member: TypeAlias = "tuple[Block, Chain | None, Saved | None, torch.Tensor | None]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +45,9 @@ class Leak:
     """What stays alive of each step, by who holds it.
 
     site: the line that made what is held; caller: the line of user code that led there. bytes_per_step and
-    tensors_per_step: what a step leaves behind; nbytes: all of it. groups: what is kept alive, by the line that made it.
-    through: the autograd node behind which most of it is kept, None if the holder holds the tensors themselves. rule: the
-    lint rule that explains the kind.
+    tensors_per_step: what a step leaves behind; nbytes: all of it. groups: what is kept alive, by the line that made
+    it. through: the autograd node behind which most of it is kept, None if the holder holds the tensors themselves.
+    rule: the lint rule that explains the kind.
     """
 
     site: Site | None
@@ -97,7 +104,7 @@ def group(blocks: Iterable[Block]) -> list[Group]:
 def peak_breakdown(tracker: TracingTracker, most: int = 5) -> PeakBreakdown:
     """What was alive at the peak since the trace began or the peak was forgotten."""
     tracker.categorise()
-    blocks = tracker.live_at_peak()
+    blocks = [block for block in tracker.live_at_peak() if block.category != LEFTOVER]
     categories: Counter[str] = Counter()
     for block in blocks:
         categories[block.category] += block.nbytes
@@ -109,13 +116,20 @@ def peak_breakdown(tracker: TracingTracker, most: int = 5) -> PeakBreakdown:
     )
 
 
-def leaks(tracker: TracingTracker, steps: int, labels: Mapping[int, str], hidden: Iterable[Any] = ()) -> list[Leak]:
+def leaks(
+    tracker: TracingTracker,
+    steps: int,
+    labels: Mapping[int, str],
+    history: Sequence[Mapping[Site | None, int]] = (),
+    hidden: Iterable[Any] = (),
+) -> list[Leak]:
     """What the traced steps 0 to `steps` - 1 left behind, the largest first. To be called after a collection.
 
     Blocks of the last step may be there for good reasons (a state that the next step replaces), so they only count if
-    the steps before left the same.
+    the steps before left the same, or if what they replace grows: `history` has the bytes alive by line after a step.
     """
-    survivors = _of_several_steps(tracker.survivors(), steps)
+    growing = _growing_lines(history)
+    survivors = _of_several_steps(tracker.survivors(), steps, growing)
     if not survivors:
         return []
     wanted = {block.key: block for block in survivors}
@@ -125,19 +139,46 @@ def leaks(tracker: TracingTracker, steps: int, labels: Mapping[int, str], hidden
         for _, storage in storages(tensor):
             if storage._cdata in wanted:
                 held[storage._cdata].append(tensor)
-    graphs = Graphs(tensors)
-    found = _by_holder(wanted, held, graphs, labels, steps, [tensors, *hidden], tracker)
-    del tensors
-    held.clear()
+
+    def are_held(ends: list[torch.Tensor]) -> set[int]:
+        recent = [tensor for tensor in ends if _is_recent(tensor, tracker)][-_MOST_ENDS:]
+        chains = Search(labels, {}, [tensors, ends, recent, held, *held.values(), *hidden]).chains(recent)
+        return {id(tensor) for tensor, chain in zip(recent, chains, strict=True) if chain is not None}
+
+    graphs = Graphs(tensors, are_held)
+    found = _by_holder(wanted, held, graphs, labels, steps, [tensors, *hidden], tracker, growing)
     return sorted(found, key=lambda leak: -leak.bytes_per_step)
 
 
-def _of_several_steps(blocks: list[Block], steps: int) -> list[Block]:
-    """Without the lines that left something in one step only, or in the last only."""
+def alive_by_line(tracker: TracingTracker) -> dict[Site | None, int]:
+    """Bytes alive of what traced steps made, by the line that made it."""
+    alive: Counter[Site | None] = Counter()
+    for block in tracker.survivors():
+        alive[block.site] += block.nbytes
+    return alive
+
+
+def _is_recent(tensor: torch.Tensor, tracker: TracingTracker) -> bool:
+    return any((block := tracker.block_of(s)) is not None and block.step >= 0 for _, s in storages(tensor))
+
+
+def _growing_lines(history: Sequence[Mapping[Site | None, int]]) -> dict[Site | None, float]:
+    """The lines whose bytes grow with every step, and by how many a step: a buffer that is replaced by a larger one."""
+    growing = {}
+    for line in history[-1] if len(history) >= _FEWEST_SIZES else ():
+        sizes = [alive.get(line, 0) for alive in history[1:]]
+        rises = [after - before for before, after in itertools.pairwise(sizes)]
+        if min(rises) > 0:
+            growing[line] = sum(rises) / len(rises)
+    return growing
+
+
+def _of_several_steps(blocks: list[Block], steps: int, growing: Mapping[Site | None, float]) -> list[Block]:
+    """Without the lines that left something in one step only, or in the last only, if that does not grow."""
     by_site: dict[Any, set[int]] = defaultdict(set)
     for block in blocks:
         by_site[block.site].add(block.step)
-    return [block for block in blocks if len(by_site[block.site] - {steps - 1}) >= 2]
+    return [block for block in blocks if len(by_site[block.site] - {steps - 1}) >= 2 or block.site in growing]
 
 
 def _by_holder(
@@ -148,6 +189,7 @@ def _by_holder(
     steps: int,
     hidden: Sequence[Any],
     tracker: TracingTracker,
+    growing: Mapping[Site | None, float],
 ) -> list[Leak]:
     direct = {key: list(found) for key, found in held.items()}
     roots: dict[int, Saved] = {key: saved for key, saved in graphs.saved.items() if key in wanted}
@@ -159,15 +201,15 @@ def _by_holder(
     search = Search(labels, owners, [*hidden, direct, roots, targets, owners, graphs.saved, graphs.roots, graphs._kept,
                                      vars(graphs), *direct.values(), wanted])  # fmt: skip
     chains = {id(t): chain for t, chain in zip(targets, search.chains(targets), strict=True)}
-    assigned: dict[Any, list[tuple[Block, Chain | None, Saved | None, torch.Tensor | None]]] = defaultdict(list)
+    assigned: dict[Any, list[_Member]] = defaultdict(list)
     for key, block in wanted.items():
-        chain, saved, tensor = _how_held(key, direct, roots, chains)
-        if chain is None and saved is None and tensor is None and key not in direct:
+        chain, saved, end = _how_held(key, direct, roots, chains)
+        if chain is None and saved is None and end is None and key not in direct:
             assigned["unknown", block.site].append((block, None, None, None))
             continue
         shape = shape_of(chain) if chain is not None else ("nobody", block.site)
-        assigned[shape].append((block, chain, saved, tensor))
-    return [_leak(members, steps, tracker) for members in assigned.values()]
+        assigned[shape].append((block, chain, saved, end))
+    return [_leak(members, steps, tracker, growing) for members in assigned.values()]
 
 
 def _targets(
@@ -204,7 +246,7 @@ def _how_held(
     saved = roots.get(key)
     if saved is not None:
         return chains.get(id(saved.root)), saved, saved.root
-    return None, None, None
+    return None, None, next(iter(direct.get(key, ())), None)
 
 
 def _gradient_of(tensor: torch.Tensor, tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
@@ -212,14 +254,17 @@ def _gradient_of(tensor: torch.Tensor, tensors: Sequence[torch.Tensor]) -> torch
 
 
 def _leak(
-    members: Sequence[tuple[Block, Chain | None, Saved | None, torch.Tensor | None]], steps: int, tracker: TracingTracker
+    members: Sequence[_Member], steps: int, tracker: TracingTracker, growing: Mapping[Site | None, float]
 ) -> Leak:
     blocks = [block for block, *_ in members]
     own = [chain for _, chain, saved, _ in members if chain is not None]
     distinct = list({id(chain.objects[-1]): chain for chain in own}.values())
-    holder = holder_of(distinct) if distinct else None
+    holder = holder_of(distinct) if distinct else _own_hook(members)
     settled = [block for block in blocks if block.step < steps - 1]
     span = max(steps - 1, 1)
+    lines = {block.site for block in blocks}
+    # of a buffer that is replaced by a larger one, only the last is alive
+    replaced = sum(rate for line, rate in growing.items() if line in lines and all(b.site != line for b in settled))
     saved = [(block, item) for block, _, item, _ in members if item is not None]
     site, caller = _line(members, tracker)
     through = None
@@ -234,7 +279,7 @@ def _leak(
         site=site,
         caller=caller,
         holder=holder,
-        bytes_per_step=sum(block.nbytes for block in settled) / span,
+        bytes_per_step=sum(block.nbytes for block in settled) / span + replaced,
         tensors_per_step=len(settled) / span,
         nbytes=sum(block.nbytes for block in blocks),
         groups=tuple(group(blocks)),
@@ -246,9 +291,18 @@ def _leak(
     return replace(leak, rule=_rule(leak, attached))
 
 
-def _line(
-    members: Sequence[tuple[Block, Chain | None, Saved | None, torch.Tensor | None]], tracker: TracingTracker
-) -> tuple[Site | None, Site | None]:
+def _own_hook(members: Sequence[_Member]) -> Holder | None:
+    """The holder of a tensor that its own hook holds: a way through C++ that the collector does not see."""
+    for _, _, _, tensor in members:
+        hooks = getattr(tensor, "_backward_hooks", None)
+        for hook in (hooks or {}).values():
+            name = getattr(hook, "__qualname__", type(hook).__qualname__)
+            path = f"a hook on the tensor itself, `{name}`, that holds the tensor: not even a collection frees it"
+            return Holder(path, frozenset({"hook"}))
+    return None
+
+
+def _line(members: Sequence[_Member], tracker: TracingTracker) -> tuple[Site | None, Site | None]:
     """The line that made what is held directly: the tensor at the end of the graph where a graph keeps the bytes."""
     lines: Counter[tuple[Site | None, Site | None]] = Counter()
     for block, _, saved, tensor in members:

@@ -2,7 +2,8 @@
 
 The file is JSON, sorted and indented, so that a review shows what changed:
 
-    {"version": 1, "peaks": {"cpu, torch 2.13": {"tests/test_train.py::test_step": {"peak": 240387072, "reserved": null}}}}
+    {"version": 1,
+     "peaks": {"cpu, torch 2.13": {"tests/test_train.py::test_step": {"peak": 240387072, "reserved": null}}}}
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from memlint.units import format_bytes
 
 TOLERANCE = 0.05
 _VERSION = 1
+_WORDS = ("peak", "reserved")
 
 
 @dataclass(slots=True)
@@ -41,9 +43,13 @@ class Baseline:
         try:
             loaded = json.loads(text)
             if loaded["version"] != _VERSION:
-                raise BudgetError(f"{path}: a memory baseline of version {loaded['version']}; this memlint reads {_VERSION}")
+                raise BudgetError(
+                    f"{path}: a memory baseline of version {loaded['version']}; this memlint reads {_VERSION}"
+                )
             peaks = {
-                str(device): {str(test): {"peak": _whole(e["peak"]), "reserved": _whole(e["reserved"])} for test, e in tests.items()}
+                str(device): {
+                    str(test): {word: _whole(entry[word]) for word in _WORDS} for test, entry in tests.items()
+                }
                 for device, tests in loaded["peaks"].items()
             }
         except (ValueError, KeyError, TypeError, AttributeError):

@@ -31,7 +31,7 @@ class Budget:
     growth: bytes that may stay alive a step.
     warmup, steps: steps that run before measuring, and steps that are measured; None takes the default.
     device: "auto", a device of torch ("cuda", "cpu", "mps"), or "virtual".
-    baseline: how much more than the saved peak is allowed, as a fraction; None for the default, False for no comparison.
+    baseline: how much more than the saved peak is allowed, as a fraction; None: the default, False: not compared.
     cycles: what bytes mean that only a garbage collection frees: "warn", "fail" or "ignore".
     """
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
@@ -31,16 +31,21 @@ class Saved:
 
 
 class Graphs:
-    """All graphs that hang on `tensors`. A node is charged to a tensor at the end of its graph.
+    """All graphs that hang on `tensors`. A node is charged to a tensor at the end of its graph that somebody holds.
 
-    Only tensors at the end count, not those in the middle of another's graph: torch keeps the Python object of a tensor
-    alive as long as C++ has the tensor, so `tensors` holds many that no Python code knows of any more.
+    Torch keeps the Python object of a tensor alive as long as C++ has the tensor, so `tensors` holds many that no
+    Python code knows of any more. So tensors at the end come before those in the middle of another's graph, and of
+    those at the end the ones first that `are_held` picks, by id.
 
     saved: by the address of a storage, who saved it. roots: by the id of a node or of a packed object that Python code
     may hold, the tensor whose graph it is in.
     """
 
-    def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
+    def __init__(
+        self,
+        tensors: Iterable[torch.Tensor],
+        are_held: Callable[[list[torch.Tensor]], set[int]] = lambda tensors: set(),
+    ) -> None:
         self.saved: dict[int, Saved] = {}
         self.roots: dict[int, torch.Tensor] = {}
         self._kept: list[Any] = []  # so that ids stay theirs while this object lives
@@ -54,7 +59,15 @@ class Graphs:
                 if (node := _grad_fn(gradient)) is not None:
                     starts.append((node, gradient, tensor))
         inner = _inner_nodes([node for node, _, _ in starts])
-        for node, tensor, leaf in sorted(starts, key=lambda start: id(start[0]) in inner):
+        held = are_held(
+            [leaf if leaf is not None else tensor for node, tensor, leaf in starts if id(node) not in inner]
+        )
+
+        def order(start: tuple[Any, torch.Tensor, torch.Tensor | None]) -> tuple[bool, bool]:
+            node, tensor, leaf = start
+            return id(node) in inner, id(leaf if leaf is not None else tensor) not in held
+
+        for node, tensor, leaf in sorted(starts, key=order):
             self._walk(node, tensor, leaf)
 
     def _walk(self, start: Any, root: torch.Tensor, leaf: torch.Tensor | None) -> None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from types import CellType, CodeType, FrameType, FunctionType, GeneratorType, MethodType, ModuleType, TracebackType
 from typing import Any
 
-from memlint.runtime.sites import Site, is_ours, shown_path
+from memlint.runtime.sites import Site, function_name, is_ours, shown_path
 
 _DEEPEST = 16
 _MOST_KEYS = 3
@@ -34,8 +34,8 @@ class Holder:
     """One path to what is held.
 
     path: as text, such as "`trainer.history[*]` (list, 7 items)". kinds: what it goes through ("global", "local",
-    "closure", "fixture", "lru_cache", "hook", "traceback", "ctx", "graph", ...). container and length: the container that
-    grows, where there is one; bound: how many items it can hold at most.
+    "closure", "fixture", "lru_cache", "hook", "traceback", "ctx", "graph", ...). container and length: the container
+    that grows, where there is one; bound: how many items it can hold at most.
     """
 
     path: str
@@ -212,8 +212,7 @@ def read_locals(frame: FrameType, code: CodeType) -> list[tuple[str, Any]]:
 
 
 def _function(code: CodeType, line: int) -> str:
-    name = getattr(code, "co_qualname", code.co_name)
-    return f"{name} ({shown_path(code.co_filename)}:{line})"
+    return f"{function_name(code)} ({shown_path(code.co_filename)}:{line})"
 
 
 def _called(item: Any) -> str:
@@ -296,9 +295,8 @@ def _name_all_keys(text: _Text, before: str, chains: Sequence[Sequence[Any]], po
 
 def shape_of(chain: Chain) -> tuple[Any, ...]:
     """What two chains share that go the same way: the root and the kinds of objects, without indices."""
-    return (chain.label.partition(":")[0], chain.kind, id(chain.objects[0]) if len(chain.objects) > 1 else 0) + tuple(
-        type(item).__name__ for item in chain.objects[1:]
-    )
+    root = id(chain.objects[0]) if len(chain.objects) > 1 else 0
+    return (chain.label.partition(":")[0], chain.kind, root, *(type(item).__name__ for item in chain.objects[1:]))
 
 
 def _where_they_part(chains: Sequence[Chain]) -> int:
@@ -350,6 +348,9 @@ def _hop(text: _Text, parent: Any, child: Any, grandchild: Any, star: bool) -> i
         text.expression, text.notes = "", [f"a global of {parent.__name__}"]
         return 1
     if isinstance(child, dict) and _own_dict(parent) is child and grandchild is not None:
+        if _is_ctx(parent):
+            _name_ctx(text, parent, _key_of(child, grandchild))
+            return 2
         text.access(f".{_key_of(child, grandchild)}")
         _name_attribute(text, parent, _key_of(child, grandchild))
         return 2
@@ -395,7 +396,7 @@ def _hop_through_code(text: _Text, parent: Any, child: Any, grandchild: Any) -> 
         if frame is not None:
             name = next((name for name, value in read_locals(frame, frame.f_code) if value is child), "?")
             site = Site(frame.f_code.co_filename, frame.f_lineno, "")
-            text.step(f"frame of {getattr(frame.f_code, 'co_qualname', frame.f_code.co_name)} ({site})", name)
+            text.step(f"frame of {function_name(frame.f_code)} ({site})", name)
         text.kinds.add("generator" if isinstance(parent, GeneratorType) else "frame")
         return 1
     if isinstance(parent, TracebackType):
@@ -414,12 +415,12 @@ def _hop_through_code(text: _Text, parent: Any, child: Any, grandchild: Any) -> 
 
 
 def _hop_through_object(text: _Text, parent: Any, child: Any) -> int:
+    if _is_ctx(parent):
+        _name_ctx(text, parent, next((name for name, value in vars(parent).items() if value is child), None))
+        return 1
     if _is_node(parent):
-        text.step(f"ctx of {type(parent).__name__}" if _is_ctx(parent) else type(parent).__name__)
-        text.kinds.add("ctx" if _is_ctx(parent) else "graph")
-        for name, value in (vars(parent) if _is_ctx(parent) else {}).items():
-            if value is child:
-                text.access(f"ctx.{name}")
+        text.step(type(parent).__name__)
+        text.kinds.add("graph")
         return 1
     for name, value in _attributes(parent):
         if value is child:
@@ -438,6 +439,12 @@ def _hop_through_object(text: _Text, parent: Any, child: Any) -> int:
         return 1
     text.step(type(parent).__name__)
     return 1
+
+
+def _name_ctx(text: _Text, node: Any, name: Any) -> None:
+    """A Python node of a graph is the `ctx` of its Function, which is named after the class of the Function."""
+    text.step(f"ctx of {type(node).__name__.removesuffix('Backward')}", "ctx" if name is None else f"ctx.{name}")
+    text.kinds.add("ctx")
 
 
 def _name_attribute(text: _Text, parent: Any, name: Any) -> None:

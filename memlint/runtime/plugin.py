@@ -26,8 +26,8 @@ from memlint.runtime.report import table
 from memlint.runtime.report.record import record_of, report_of
 from memlint.runtime.report.text import text_of
 from memlint.runtime.series import Series
-from memlint.runtime.session import ON_FAILURE, TRACE, Session, Traced, Tracing, again
-from memlint.runtime.verdict import Outcome, Verdict
+from memlint.runtime.session import ON_FAILURE, TRACE, Session, Tracing, again
+from memlint.runtime.verdict import Outcome, Traced, Verdict
 from memlint.units import SizeError, parse_bytes
 
 _SIGNATURE = (
@@ -58,8 +58,8 @@ class Settings:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("memlint", "memory budgets (memlint)")
-    group.addoption("--memory-device", metavar="DEVICE", help="where budgets without a device of their own run: auto (an"
-                    " accelerator, else memory_fallback_device), cpu, cuda, cuda:1, ...")  # fmt: skip
+    group.addoption("--memory-device", metavar="DEVICE", help="where budgets without a device of their own run: auto"
+                    " (an accelerator, else memory_fallback_device), cpu, cuda, cuda:1, ...")  # fmt: skip
     group.addoption("--memory-steps", metavar="N", help=f"steps that are measured (default {STEPS})")
     group.addoption("--memory-warmup", metavar="N", help=f"steps before measuring (default {WARMUP})")
     group.addoption("--memory-default-growth", metavar="SIZE", help="the growth that budgets allow which name none:"
@@ -101,7 +101,7 @@ def _settings(config: pytest.Config, wrong: list[str]) -> Settings:
         option = f"--{name.replace('_', '-')}"
         value = config.getoption(name, default=None)
         if value is None:
-            value, option = (config.getini(name) or None) if name in _INI else None, f"ini option {name}"
+            value, option = config.getini(name) or None, f"ini option {name}"
         if value is None:
             return default
         try:
@@ -260,7 +260,7 @@ class Measured:
     def _warn_of_cycles(self, outcome: Outcome) -> None:
         for verdict in outcome.verdicts:
             if verdict.limit == "cycles":
-                named = "".join(f"; {cycle.path} ({cycle.site})" for cycle in outcome.cycles)
+                named = "".join(f"; {cycle.path} ({cycle.site})" for cycle in outcome.traced.cycles)
                 self.item.warn(MemoryCycleWarning(f"{verdict.message}{named}"))
 
 
@@ -285,8 +285,8 @@ def _out_of_memory(error: Exception, session: Session) -> Verdict | None:
 class Memory:
     """The `memory` fixture, for tests that are more than one step.
 
-    `with memory.step(): ...` is one step; `memory.run(step, steps=5)` runs one several times. The limits are those of the
-    test's mark; `run` takes more of them. The verdict comes at the end of the test.
+    `with memory.step(): ...` is one step; `memory.run(step, steps=5)` runs one several times. The limits are those of
+    the test's mark; `run` takes more of them. The verdict comes at the end of the test.
     """
 
     def __init__(self, measured: Measured) -> None:
@@ -362,7 +362,7 @@ def budget_of(item: pytest.Item) -> Budget | None:
 
 def _wants_memory(item: pytest.Item) -> bool:
     definitions = getattr(item, "_fixtureinfo", None)
-    found = getattr(definitions, "name2fixturedefs", {}).get("memory")
+    found: Any = getattr(definitions, "name2fixturedefs", {}).get("memory")
     return bool(found) and inspect.unwrap(found[-1].func) is inspect.unwrap(_plain_memory)
 
 
@@ -373,7 +373,7 @@ _KEY = pytest.StashKey[Measured]()
 
 def _plain_memory(request: pytest.FixtureRequest) -> Memory:
     """Measure steps within a test: `with memory.step(): ...` or `memory.run(step_fn, steps=5)` (memlint)."""
-    measured = request.node.stash[_KEY]
+    measured: Measured = request.node.stash[_KEY]
     measured.memory = Memory(measured)
     return measured.memory
 
@@ -393,7 +393,7 @@ class Plugin:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        wrong = []
+        wrong: list[str] = []
         for item in items:
             self.collected.add(item.nodeid)
             try:

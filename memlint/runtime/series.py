@@ -1,11 +1,11 @@
 """The measured steps of a run, and what they say about growth.
 
 Let a_0 be the bytes alive before the first measured step and a_i those alive after step i, each after a garbage
-collection. One difference says little: caches fill, a list of buffers doubles, batch shapes alternate, gradients pile up
-until the window ends. So
+collection. One difference says little: caches fill, a list of buffers doubles, batch shapes alternate, gradients pile
+up until the window ends. So
 
 1. *Whole windows.* If for some period p, at most a third of the steps, all sums over p steps in a row are equal
-   (a_{i+p} - a_i is the same for all i), the run repeats itself every p steps, and it grows by that sum over p. p = 1 is
+   (a_{i+p} - a_i is the same for all i), the run repeats itself every p steps, and grows by that sum over p. p = 1 is
    the plain leak, p = 4 an accumulation window, p = 2 alternating shapes.
 2. *The floor.* Otherwise take f_i = min(a_i, ..., a_n): bytes that were alive after step i and never went away again.
    What comes and goes (a sawtooth) is not in it. The steps are cut into three stretches; a leak raises the floor in all
@@ -23,6 +23,7 @@ caller measures more steps if it can.
 from __future__ import annotations
 
 import enum
+import itertools
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -39,7 +40,7 @@ class StepRecord:
 
     allocated_before, allocated_after: alive before and after the step, before a collection.
     collected: alive after the step and a garbage collection; None where none was made.
-    peak: allocated at most at one time within the step, on the device with most.
+    peak: allocated at most at one time within the step, on the device with most; None where the device cannot say.
     reserved_peak: the same of what the allocator held; None where the device cannot say.
     """
 
@@ -47,7 +48,7 @@ class StepRecord:
     seconds: float
     allocated_before: int
     allocated_after: int
-    peak: int
+    peak: int | None
     collected: int | None = None
     reserved_peak: int | None = None
 
@@ -114,12 +115,12 @@ class Series:
     @property
     def peak(self) -> int | None:
         """The highest peak of a measured step, in bytes."""
-        return max((record.peak for record in self.measured), default=None)
+        return max((r.peak for r in self.measured if r.peak is not None), default=None)
 
     @property
     def warmup_peak(self) -> int | None:
         """The highest peak of a warm-up step, in bytes."""
-        return max((record.peak for record in self.records[: self.warmup]), default=None)
+        return max((r.peak for r in self.records[: self.warmup] if r.peak is not None), default=None)
 
     @property
     def reserved_peak(self) -> int | None:
@@ -164,7 +165,7 @@ def _by_the_floor(alive: Sequence[int], total: int) -> Growth:
     lowest = floor(alive)
     steps = len(alive) - 1
     edges = [round(steps * part / _STRETCHES) for part in range(_STRETCHES + 1)]
-    rates = [(lowest[b] - lowest[a]) / (b - a) for a, b in zip(edges, edges[1:], strict=False)]
+    rates = [(lowest[b] - lowest[a]) / (b - a) for a, b in itertools.pairwise(edges)]
     rising = [rate > 0 for rate in rates]
     middle = statistics.median(rates)
     if all(rising):

@@ -5,15 +5,19 @@ from __future__ import annotations
 import contextlib
 import gc
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from memlint.runtime.backends.base import Backend
 from memlint.runtime.budget import STEPS, WARMUP, Budget
 from memlint.runtime.series import Growth, Series, StepRecord, Trend
-from memlint.runtime.verdict import Outcome, Verdict, judge
+from memlint.runtime.verdict import Outcome, Traced, Verdict, judge
 from memlint.units import format_bytes
+
+if TYPE_CHECKING:
+    from memlint.runtime.sites import Site
+    from memlint.runtime.tracker import OldStorages
 
 #: where growth is judged and not settled, this many times the steps are measured at most
 _MOST_TIMES = 3
@@ -21,17 +25,6 @@ TRACED_STEPS = 5
 _MOST_TRACED = 25
 ON_FAILURE, ALWAYS, NEVER = "on-failure", "always", "never"
 TRACE = (ON_FAILURE, ALWAYS, NEVER)
-
-
-@dataclass(frozen=True, slots=True)
-class Traced:
-    """What traced steps found."""
-
-    leaks: tuple[Any, ...] = ()
-    cycles: tuple[Any, ...] = ()
-    peak: Any = None
-    steps: int = 0
-    note: str | None = None
 
 
 class Frozen:
@@ -65,6 +58,7 @@ class Session:
         self.trace_when = trace
         self.records: list[StepRecord] = []
         self._frozen = Frozen()
+        self._old: OldStorages | None = None
         self._warmup = WARMUP if budget.warmup is None else budget.warmup
         self._steps = STEPS if budget.steps is None else budget.steps
 
@@ -72,6 +66,10 @@ class Session:
         """Count from here on."""
         gc.collect()  # what earlier tests left as garbage is not this one's
         self.backend.start()
+        if self.trace_when != NEVER:
+            from memlint.runtime.tracker import OldStorages
+
+            self._old = OldStorages(self.backend.device_type)
         self._frozen.freeze()
 
     def stop(self) -> None:
@@ -128,38 +126,15 @@ class Session:
 
         labels names objects by id for the reports, such as fixtures. extra gives further verdicts (baselines).
         """
-        import torch
-
         series = self.series()
         growth = series.growth()
-        verdicts = [*judge(self.budget, series, growth), *extra(series)]
-        details = self.backend.details()
-        outcome = Outcome(
-            device=self.backend.name,
-            card=details.device,
-            torch=torch.__version__,
-            budget=self.budget,
-            series=series,
-            growth=growth,
-            verdicts=_failed_first(verdicts),
-            leftover=self.backend.leftover,
-            details=dict(details.values),
-            notes=tuple(_notes(self.budget, series, growth)),
-        )
+        outcome = outcome_of(self.backend, self.budget, series, growth, extra(series))
         if body is None or not self._wants_trace(outcome):
             return outcome
         self.backend.pause()
         self._frozen.thaw()
-        traced = body(Tracing(self.backend.device_type, traced_steps(growth), labels, bool(series.cyclic)))
-        outcome = replace(
-            outcome,
-            leaks=traced.leaks,
-            cycles=traced.cycles,
-            peak=traced.peak,
-            traced_steps=traced.steps,
-            notes=outcome.notes if traced.note is None else (*outcome.notes, traced.note),
-        )
-        return with_bounds(outcome)
+        traced = body(Tracing(self.backend.device_type, traced_steps(growth), labels, bool(series.cyclic), self._old))
+        return outcome.with_trace(traced)
 
     def _wants_trace(self, outcome: Outcome) -> bool:
         if self.trace_when == ON_FAILURE:
@@ -177,6 +152,7 @@ class Tracing:
         steps: int,
         labels: Callable[[], Mapping[int, str]] = dict,
         with_cycles: bool = False,
+        old: OldStorages | None = None,
     ) -> None:
         from memlint.runtime.trace import TracingTracker
 
@@ -185,6 +161,8 @@ class Tracing:
         self.found: Traced | None = None
         self._labels = labels
         self._with_cycles = with_cycles
+        self._old = old
+        self._history: list[Mapping[Site | None, int]] = []
         self._tracker = TracingTracker(device_type)
         self._frozen = Frozen()
 
@@ -192,11 +170,15 @@ class Tracing:
         """Remember from here on."""
         gc.collect()
         self._tracker.start()
+        if self._old is not None:
+            self._tracker.leave_out(self._old.keys())
         self._frozen.freeze()
 
     @contextlib.contextmanager
     def step(self) -> Iterator[None]:
         """One step. After the last one, everything that it needs is still alive, and looked at."""
+        from memlint.runtime.attribution import alive_by_line
+
         if self.found is not None:
             yield
             return
@@ -208,6 +190,7 @@ class Tracing:
                 self._examine()
             else:
                 gc.collect()
+                self._history.append(alive_by_line(self._tracker))
 
     def finish(self, note: str | None = None) -> Traced:
         """What was found; also if the steps ended early, which `note` explains."""
@@ -227,24 +210,30 @@ class Tracing:
         breakdown = attribution.peak_breakdown(tracker)
         cycles = attribution.cycles(tracker, 1) if self._with_cycles and self.done else []
         gc.collect()
-        leaks = attribution.leaks(tracker, self.done, self._labels()) if self.done > 1 else []
+        self._history.append(attribution.alive_by_line(tracker))
+        leaks = attribution.leaks(tracker, self.done, self._labels(), self._history) if self.done > 1 else []
         self.found = Traced(tuple(leaks), tuple(cycles), breakdown, self.done)
 
 
-def with_bounds(outcome: Outcome) -> Outcome:
-    """Growth that ends by itself, in a deque with a length, is not held against the run."""
-    from memlint.runtime.attribution import Leak
+def outcome_of(
+    backend: Backend, budget: Budget, series: Series, growth: Growth, extra: Sequence[Verdict] = ()
+) -> Outcome:
+    """The verdicts on a series, with what goes beside them; nothing is traced yet."""
+    import torch
 
-    leaks: list[Leak] = [leak for leak in outcome.leaks if leak.bytes_per_step > 0]
-    if not leaks or not any(verdict.limit == "growth" and not verdict.passed for verdict in outcome.verdicts):
-        return outcome
-    endless = sum(leak.bytes_per_step for leak in leaks if not leak.bounded)
-    bounded = [leak for leak in leaks if leak.bounded]
-    if not bounded or endless > (outcome.budget.growth or 0):
-        return outcome
-    most = sum(leak.bytes_per_step * (leak.holder.bound or 0) for leak in bounded if leak.holder is not None)
-    holders = ", ".join(leak.holder.path for leak in bounded if leak.holder is not None)
-    return outcome.without("growth", f"memory grows until {holders} is full, by {format_bytes(most)} in all")
+    details = backend.details()
+    return Outcome(
+        device=backend.name,
+        card=details.device,
+        torch=torch.__version__,
+        budget=budget,
+        series=series,
+        growth=growth,
+        verdicts=_failed_first([*judge(budget, series, growth), *extra]),
+        leftover=backend.leftover,
+        details=dict(details.values),
+        notes=tuple(_notes(budget, series, growth)),
+    )
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ import sysconfig
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 _MEMLINT = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -52,7 +52,7 @@ def made_at(frame: FrameType | None) -> tuple[Site | None, Site | None]:
     while frame is not None:
         kind = _kind(frame.f_code.co_filename)
         if kind != _TORCH:
-            here = Site(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_qualname if _QUALNAME else frame.f_code.co_name)
+            here = Site(frame.f_code.co_filename, frame.f_lineno, function_name(frame.f_code))
             if outer is None:
                 outer = here
             if kind == _USER:
@@ -61,12 +61,17 @@ def made_at(frame: FrameType | None) -> tuple[Site | None, Site | None]:
     return outer, outer
 
 
+def function_name(code: CodeType) -> str:
+    """What a function is called, with its class from Python 3.11 on."""
+    name: str = getattr(code, "co_qualname", code.co_name)
+    return name
+
+
 def is_ours(filename: str) -> bool:
     """Whether a file belongs to memlint."""
     return filename.startswith(_MEMLINT)
 
 
-_QUALNAME = sys.version_info >= (3, 11)
 _TORCH, _LIBRARY, _USER = range(3)
 _kinds: dict[str, int] = {}
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -20,7 +20,8 @@ from memlint.runtime.tracker import Live, StorageTracker, live_tensors, objects_
 
 PARAMETER, GRADIENT, OPTIMIZER = "parameter", "gradient", "optimizer state"
 ACTIVATION, INPUT, TEMPORARY, OTHER = "activation", "input", "temporary", "other"
-CATEGORIES = (PARAMETER, GRADIENT, OPTIMIZER, ACTIVATION, INPUT, TEMPORARY, OTHER)
+#: alive before the run began: of earlier tests
+LEFTOVER = "leftover"
 FORWARD, BACKWARD, STEP, ELSEWHERE = "forward", "backward", "optimizer step", "other"
 
 
@@ -33,7 +34,8 @@ class Block:
     """
 
     __slots__ = (
-        "born", "caller", "category", "died", "dtype", "from_parameters", "key", "nbytes", "phase", "shape", "site", "step",
+        "born", "caller", "category", "died", "dtype", "from_parameters",
+        "key", "nbytes", "phase", "shape", "site", "step",
     )  # fmt: skip
 
     def __init__(self, key: int, nbytes: int, tensor: torch.Tensor, step: int, phase: str, born: int) -> None:
@@ -65,25 +67,25 @@ class TracingTracker(StorageTracker):
         self._optimizing = 0
         self._in_backward = False
         self._from_parameters = False
-        self._hooks: list[Any] = []
         self._leaves: dict[int, weakref.ref[torch.Tensor]] = {}
 
     def start(self) -> None:
         super().start()
-        self._hooks = [
-            register_optimizer_step_pre_hook(_forward_to(self, "_before_optimizer")),
-            register_optimizer_step_post_hook(_forward_to(self, "_after_optimizer")),
-            register_module_parameter_registration_hook(_new_parameter_to(self)),
-        ]
+        hooks.add(self)
         self._name_what_is_there()
         self.forget_peak()
 
     def stop(self) -> None:
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks = []
+        hooks.discard(self)
         super().stop()
         self._by_key.clear()
+
+    def leave_out(self, keys: Iterable[int]) -> None:
+        """What was alive before the run began, by the addresses of the storages, is not of this run."""
+        for key in keys:
+            block = self._by_key.get(key)
+            if block is not None and block.step < 0:
+                block.category = LEFTOVER
 
     def forget_peak(self) -> None:
         """Look for the peak from here on."""
@@ -110,7 +112,7 @@ class TracingTracker(StorageTracker):
         return self._by_key.get(storage._cdata) if item is not None and item.ref() is storage else None
 
     def categorise(self) -> None:
-        """Say of what is alive now whether it is a parameter, a gradient, or an activation that outlived its forward."""
+        """Say of what is alive now whether it is a parameter, a gradient, or an activation."""
         with self._lock:
             self._drain()
             self._name_activations()
@@ -225,7 +227,7 @@ class TracingTracker(StorageTracker):
     def _name(self, tensor: torch.Tensor, category: str) -> None:
         for _, storage in storages(tensor):
             block = self._by_key.get(storage._cdata)
-            if block is not None:
+            if block is not None and block.category != LEFTOVER:
                 block.category = category
 
     def _before_optimizer(self, optimizer: Any) -> None:
@@ -238,28 +240,58 @@ class TracingTracker(StorageTracker):
             self._name_state(optimizer)
 
 
-def _forward_to(tracker: TracingTracker, method: str) -> Any:
-    """A hook that does not keep the tracker alive."""
-    reference = weakref.ref(tracker)
+class _Hooks:
+    """Torch's global hooks, registered once and for all tracers that run: torch iterates over them as it calls them."""
 
-    def hook(optimizer: Any, args: Any, kwargs: Any) -> None:
-        target = reference()
-        if target is not None:
-            getattr(target, method)(optimizer)
+    def __init__(self) -> None:
+        self._tracers: weakref.WeakSet[TracingTracker] = weakref.WeakSet()
+        self._handles: list[Any] = []
+        self._wanted = 0
 
-    return hook
+    def install(self) -> None:
+        """Register them. Each call needs an `uninstall()`."""
+        self._wanted += 1
+        if not self._handles:
+            self._handles = [
+                register_optimizer_step_pre_hook(self._before),
+                register_optimizer_step_post_hook(self._after),
+                register_module_parameter_registration_hook(self._registered),
+            ]
+
+    def uninstall(self) -> None:
+        """The last one removes them."""
+        self._wanted -= 1
+        if not self._wanted:
+            for handle in self._handles:
+                handle.remove()
+            self._handles = []
+
+    def add(self, tracer: TracingTracker) -> None:
+        """Tell `tracer` from now on."""
+        self._tracers.add(tracer)
+        self.install()
+
+    def discard(self, tracer: TracingTracker) -> None:
+        """Tell it no more."""
+        if tracer in self._tracers:
+            self._tracers.discard(tracer)
+            self.uninstall()
+
+    def _before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        for tracer in list(self._tracers):
+            tracer._before_optimizer(optimizer)
+
+    def _after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        for tracer in list(self._tracers):
+            tracer._after_optimizer(optimizer)
+
+    def _registered(self, module: Any, name: str, parameter: Any) -> None:
+        if isinstance(parameter, torch.Tensor):
+            for tracer in list(self._tracers):
+                tracer._add_leaf(parameter)
 
 
-def _new_parameter_to(tracker: TracingTracker) -> Any:
-    """A hook that tells the tracker of a parameter that a module registers."""
-    reference = weakref.ref(tracker)
-
-    def hook(module: Any, name: str, parameter: Any) -> None:
-        target = reference()
-        if target is not None and isinstance(parameter, torch.Tensor):
-            target._add_leaf(parameter)
-
-    return hook
+hooks = _Hooks()
 
 
 def _tensors_in(value: Any, depth: int = 3) -> Iterator[torch.Tensor]:

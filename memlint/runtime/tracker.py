@@ -28,7 +28,9 @@ from torch.utils._python_dispatch import (
 )
 
 #: operators that change the size of a storage that exists, or put another one behind a tensor
-_RESIZING = frozenset({"aten::resize_", "aten::resize_as_", "aten::set_", "aten::resize", "inductor::resize_storage_bytes_"})
+_RESIZING = frozenset(
+    {"aten::resize_", "aten::resize_as_", "aten::set_", "aten::resize", "inductor::resize_storage_bytes_"}
+)
 _SPARSE_PARTS = {
     torch.sparse_coo: ("_indices", "_values"),
     torch.sparse_csr: ("crow_indices", "col_indices", "values"),
@@ -45,13 +47,13 @@ class _Ref(weakref.ref[Any]):
     """A weak reference to a storage that knows which one it was."""
 
     __slots__ = ("key",)
+    key: int
 
-    def __init__(self, storage: Any, callback: Callable[[Any], None]) -> None:
-        super().__init__(storage, callback)
-        self.key = storage._cdata
 
-    def __new__(cls, storage: Any, callback: Callable[[Any], None]) -> _Ref:
-        return super().__new__(cls, storage, callback)
+def _ref(storage: Any, callback: Callable[[Any], None]) -> _Ref:
+    reference = _Ref(storage, callback)
+    reference.key = storage._cdata
+    return reference
 
 
 class Live:
@@ -59,7 +61,7 @@ class Live:
 
     __slots__ = ("before", "nbytes", "ref")
 
-    def __init__(self, ref: _Ref, nbytes: int, before: bool) -> None:
+    def __init__(self, ref: Any, nbytes: int, before: bool) -> None:
         self.ref, self.nbytes, self.before = ref, nbytes, before
 
 
@@ -179,7 +181,7 @@ class StorageTracker:
             if storage.device.type != self.device_type:
                 continue
             nbytes = _nbytes(storage)
-            item = Live(_Ref(storage, self._freed.append), nbytes, before)
+            item = Live(_ref(storage, self._freed.append), nbytes, before)
             self._alive[key] = item
             if not before:
                 self._grow(nbytes)
@@ -211,11 +213,11 @@ class StorageTracker:
         """For the tracker that remembers more."""
 
 
-class TrackingMode(TorchDispatchMode):
+class TrackingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Shows a tracker the operators of one thread."""
 
     def __init__(self, tracker: StorageTracker) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._tracker = tracker
 
     @classmethod
@@ -233,8 +235,8 @@ class TrackingMode(TorchDispatchMode):
 def storages(tensor: torch.Tensor) -> Iterator[tuple[torch.Tensor, Any]]:
     """The storages behind `tensor`, each with the plain tensor that shows it; none where torch shows none.
 
-    A wrapper subclass (DTensor, a jagged nested tensor) is taken apart by its `__tensor_flatten__`, a sparse tensor into
-    its indices and values; an opaque one (mkldnn) has no storage that could be seen.
+    A wrapper subclass (DTensor, a jagged nested tensor) is taken apart by its `__tensor_flatten__`, a sparse tensor
+    into its indices and values; an opaque one (mkldnn) has no storage that could be seen.
     """
     if type(tensor) is not torch.Tensor and is_traceable_wrapper_subclass(tensor):
         for name in tensor.__tensor_flatten__()[0]:
@@ -279,6 +281,26 @@ def objects_of(kind: type[_Kind]) -> list[_Kind]:
 
 def _nbytes(storage: Any) -> int:
     return int(storage.nbytes())
+
+
+class OldStorages:
+    """The storages that are alive when this is made; asked later, those of them that still are."""
+
+    def __init__(self, device_type: str) -> None:
+        self._references = [
+            _ref(storage, _ignore)
+            for tensor in live_tensors()
+            for _, storage in storages(tensor)
+            if storage.device.type == device_type
+        ]
+
+    def keys(self) -> set[int]:
+        """The addresses of those that are still alive."""
+        return {reference.key for reference in self._references if reference() is not None}
+
+
+def _ignore(reference: Any) -> None:
+    """Nothing to do."""
 
 
 def remove_mode(mode: TorchDispatchMode) -> None:

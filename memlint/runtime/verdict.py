@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memlint.runtime.budget import Budget
 from memlint.runtime.series import Growth, Series, Trend
 from memlint.units import format_bytes
+
+if TYPE_CHECKING:
+    from memlint.runtime.attribution import Cycle, Leak, PeakBreakdown
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +30,22 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
+class Traced:
+    """What traced steps found: who holds what leaks, which cycles there are, what the peak consists of."""
+
+    leaks: tuple[Leak, ...] = ()
+    cycles: tuple[Cycle, ...] = ()
+    peak: PeakBreakdown | None = None
+    steps: int = 0
+    note: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """All that is known after a run of steps.
 
-    series: the steps. verdicts: the limits, failed ones first. leaks, cycles, peak: from the traced steps, where some
-    ran. notes: what a person should know besides. leftover: bytes that were alive on the device before.
+    series: the steps. verdicts: the limits, failed ones first. traced: what the traced steps said, where some ran.
+    notes: what a person should know besides. leftover: bytes that were alive on the device before.
     """
 
     device: str
@@ -43,10 +57,7 @@ class Outcome:
     verdicts: tuple[Verdict, ...]
     leftover: int = 0
     details: dict[str, Any] = field(default_factory=dict)
-    leaks: tuple[Any, ...] = ()
-    cycles: tuple[Any, ...] = ()
-    peak: Any = None
-    traced_steps: int = 0
+    traced: Traced = Traced()
     notes: tuple[str, ...] = ()
 
     @property
@@ -59,10 +70,37 @@ class Outcome:
         """Whether every limit held."""
         return not self.failed
 
+    def with_trace(self, traced: Traced) -> Outcome:
+        """The same with what traced steps found."""
+        notes = self.notes if traced.note is None else (*self.notes, traced.note)
+        return _with_bounds(replace(self, traced=traced, notes=notes))
+
+    def also(self, verdict: Verdict) -> Outcome:
+        """The same with one more verdict, in front."""
+        return replace(self, verdicts=(verdict, *self.verdicts))
+
+    def noted(self, note: str) -> Outcome:
+        """The same with one more note."""
+        return replace(self, notes=(*self.notes, note))
+
     def without(self, limit: str, note: str) -> Outcome:
         """The same with a limit no longer held against the run, and a note that says why."""
         verdicts = tuple(replace(v, passed=True) if v.limit == limit else v for v in self.verdicts)
         return replace(self, verdicts=verdicts, notes=(*self.notes, note))
+
+
+def _with_bounds(outcome: Outcome) -> Outcome:
+    """Growth that ends by itself, in a deque with a length, is not held against the run."""
+    leaks = [leak for leak in outcome.traced.leaks if leak.bytes_per_step > 0]
+    if not leaks or not any(verdict.limit == "growth" and not verdict.passed for verdict in outcome.verdicts):
+        return outcome
+    endless = sum(leak.bytes_per_step for leak in leaks if not leak.bounded)
+    bounded = [leak for leak in leaks if leak.bounded]
+    if not bounded or endless > (outcome.budget.growth or 0):
+        return outcome
+    most = sum(leak.bytes_per_step * (leak.holder.bound or 0) for leak in bounded if leak.holder is not None)
+    holders = ", ".join(leak.holder.path for leak in bounded if leak.holder is not None)
+    return outcome.without("growth", f"memory grows until {holders} is full, by {format_bytes(most)} in all")
 
 
 def judge(budget: Budget, series: Series, growth: Growth) -> Iterator[Verdict]:

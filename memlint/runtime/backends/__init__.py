@@ -6,8 +6,10 @@ from memlint.errors import BackendUnavailable
 from memlint.runtime.backends.base import Backend
 
 
-def find(device: str, fallback: str = "cpu") -> Backend:
+def find(device: str, fallback: str = "cpu", light: bool = False) -> Backend:
     """The backend for `device`; "auto" takes an accelerator if there is one and `fallback` if not.
+
+    A `light` one costs next to nothing a step: it waits for no kernels, and on the CPU reads what malloc has given out.
 
     Raises BackendUnavailable, with the reason, where torch is missing or the device is not there.
     """
@@ -19,13 +21,13 @@ def find(device: str, fallback: str = "cpu") -> Backend:
         device = _accelerator(torch) or fallback
     kind, _, index = device.partition(":")
     if kind == "cpu" or device == "auto":
-        from memlint.runtime.backends.cpu import CpuBackend
+        from memlint.runtime.backends.cpu import CpuBackend, HeapBackend
 
-        return CpuBackend()
+        return HeapBackend() if light else CpuBackend()
     from memlint.runtime.backends import cuda
 
     devices = [int(index)] if index.isdigit() else None
-    backend = cuda.CountersBackend(kind, cuda.statistics_of(kind), devices)
+    backend = cuda.CountersBackend(kind, cuda.statistics_of(kind), devices, waits=not light)
     reason = backend.unavailable()
     if reason is not None:
         raise BackendUnavailable(reason)

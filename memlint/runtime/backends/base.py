@@ -12,11 +12,11 @@ class Reading:
     """What a device says right after a step. Sizes in bytes, above what there was at `start()`.
 
     allocated: alive now, on all devices together. peak: at most at one time in the step, on the device with most.
-    reserved_peak: the same of what the allocator held; None where it cannot be known.
+    reserved_peak: the same of what the allocator held. None where the device cannot say.
     """
 
     allocated: int
-    peak: int
+    peak: int | None
     reserved_peak: int | None = None
 
 

@@ -50,11 +50,15 @@ class Statistics(Protocol):
 class CountersBackend:
     """Measures with an allocator's own counters, on all devices of the kind that this process sees."""
 
-    def __init__(self, kind: str, statistics: Statistics, devices: Sequence[int] | None = None) -> None:
+    def __init__(
+        self, kind: str, statistics: Statistics, devices: Sequence[int] | None = None, waits: bool = True
+    ) -> None:
         self.name = kind if not devices else f"{kind}:{devices[0]}"
         self.device_type = kind
         self._statistics = statistics
         self._wanted = devices
+        #: whether kernels are waited for before reading; the host counts, so only frees across streams come later
+        self._waits = waits
         self._devices: Sequence[int] = ()
         self._at_start: dict[int, Mapping[str, int]] = {}
 
@@ -76,7 +80,8 @@ class CountersBackend:
 
     def begin_step(self) -> None:
         for device in self._devices:
-            self._statistics.synchronize(device)
+            if self._waits:
+                self._statistics.synchronize(device)
             self._statistics.reset_peak(device)
 
     def end_step(self) -> Reading:
@@ -100,8 +105,8 @@ class CountersBackend:
     def details(self) -> Details:
         now = {device: self._read(device) for device in self._devices}
         values: dict[str, Any] = {
-            "retries": sum(s.get("num_alloc_retries", 0) - self._at_start[d].get("num_alloc_retries", 0) for d, s in now.items()),
-            "ooms": sum(s.get("num_ooms", 0) - self._at_start[d].get("num_ooms", 0) for d, s in now.items()),
+            "retries": sum(self._since_start(device, stats, "num_alloc_retries") for device, stats in now.items()),
+            "ooms": sum(self._since_start(device, stats, "num_ooms") for device, stats in now.items()),
             "inactive_split": sum(s.get("inactive_split_bytes.all.current", 0) for s in now.values()),
             "graph_pools": _graph_pools(self._statistics.segments()),
         }
@@ -113,8 +118,12 @@ class CountersBackend:
         return Details(", ".join(dict.fromkeys(map(self._statistics.name_of, self._devices))), values)
 
     def _read(self, device: int) -> Mapping[str, int]:
-        self._statistics.synchronize(device)
+        if self._waits:
+            self._statistics.synchronize(device)
         return self._statistics.memory_stats(device)
+
+    def _since_start(self, device: int, stats: Mapping[str, int], key: str) -> int:
+        return stats.get(key, 0) - self._at_start[device].get(key, 0)
 
     def _above(self, device: int, stats: Mapping[str, int], key: str) -> int:
         """A peak above what was there at the start."""
@@ -129,6 +138,14 @@ class CountersBackend:
 def _graph_pools(segments: Sequence[Mapping[str, Any]]) -> int:
     """Bytes in the private pools of CUDA graphs, which stay reserved as long as the graph lives."""
     return sum(int(s.get("total_size", 0)) for s in segments if tuple(s.get("segment_pool_id", (0, 0))) != (0, 0))
+
+
+def _flat(stats: Mapping[str, Any]) -> dict[str, int]:
+    flat = {name: int(stats[name]) for name in ("num_alloc_retries", "num_ooms") if name in stats}
+    for name in ("allocated_bytes", "requested_bytes", "reserved_bytes", "inactive_split_bytes"):
+        pools = stats.get(name, {}).get("all", {})
+        flat.update({f"{name}.all.{word}": int(value) for word, value in pools.items()})
+    return flat
 
 
 def statistics_of(kind: str) -> Statistics:
@@ -155,7 +172,8 @@ class CudaStatistics:
     def memory_stats(self, device: int) -> Mapping[str, int]:
         import torch
 
-        return torch.cuda.memory_stats(device)
+        # flattening all of it in Python, as torch.cuda.memory_stats does, costs more than asking
+        return _flat(torch.cuda.memory_stats_as_nested_dict(device))
 
     def reset_peak(self, device: int) -> None:
         import torch
@@ -182,7 +200,8 @@ class CudaStatistics:
     def segments(self) -> Sequence[Mapping[str, Any]]:
         import torch
 
-        return torch.cuda.memory_snapshot()
+        snapshot: list[dict[str, Any]] = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
+        return snapshot
 
     def name_of(self, device: int) -> str:
         import torch

@@ -78,13 +78,13 @@ def record_of(name: str, outcome: Outcome) -> dict[str, Any]:
             }
             for step in series.records
         ],
-        "traced_steps": outcome.traced_steps,
-        "leaks": [_leak(leak) for leak in outcome.leaks],
+        "traced_steps": outcome.traced.steps,
+        "leaks": [_leak(leak) for leak in outcome.traced.leaks],
         "cycles": [
             {"path": cycle.path, "bytes_per_step": cycle.bytes_per_step, "site": site_of(cycle.site)}
-            for cycle in outcome.cycles
+            for cycle in outcome.traced.cycles
         ],
-        "peak_breakdown": None if outcome.peak is None else _breakdown(outcome.peak),
+        "peak_breakdown": None if outcome.traced.peak is None else _breakdown(outcome.traced.peak),
         "leftover": outcome.leftover,
         "details": outcome.details,
         "notes": list(outcome.notes),

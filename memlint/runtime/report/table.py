@@ -9,7 +9,6 @@ from memlint.runtime.report.text import kept_of, sparkline
 from memlint.units import format_bytes
 
 _COLUMNS = ("test", "device", "peak", "budget", "headroom", "growth/step", "verdict", "steps")
-_LONGEST_LINE = 20
 
 
 def rows(records: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
@@ -84,12 +83,5 @@ def _row(record: Mapping[str, Any]) -> tuple[str, ...]:
         headroom,
         format_bytes(growth["rate"], signed=True) if growth["trend"] == "leak" else "0 B",
         verdict_of(record),
-        sparkline(_thinned(kept_of(record))),
+        sparkline(kept_of(record)),
     )
-
-
-def _thinned(values: Sequence[int]) -> Sequence[int]:
-    """At most a screenful of values: each stands for those up to the next."""
-    if len(values) <= _LONGEST_LINE:
-        return values
-    return [values[(i + 1) * len(values) // _LONGEST_LINE - 1] for i in range(_LONGEST_LINE)]

@@ -8,6 +8,7 @@ from typing import Any
 from memlint.units import format_bytes
 
 _BARS = "▁▂▃▄▅▆▇█"
+_LONGEST_LINE = 20
 _MOST_LEAKS = 3
 _MOST_GROUPS = 3
 _MOST_SHAPES = 2
@@ -27,9 +28,11 @@ def headline(record: Mapping[str, Any]) -> str:
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """The values as a line of bars; flat where they are all the same."""
+    """The values as a line of at most 20 bars; flat where they are all the same."""
     if not values:
         return ""
+    if len(values) > _LONGEST_LINE:  # each bar stands for those up to the next
+        values = [values[(i + 1) * len(values) // _LONGEST_LINE - 1] for i in range(_LONGEST_LINE)]
     low, high = min(values), max(values)
     if low == high:
         return _BARS[0] * len(values)
@@ -128,10 +131,10 @@ def _group_line(group: Mapping[str, Any]) -> str:
 
 
 def _shapes(group: Mapping[str, Any]) -> str:
-    shown = [
-        f"{shape['count']} x {shape['dtype']}{shape['shape']}" if shape["count"] > 1 else f"{shape['dtype']}{shape['shape']}"
-        for shape in group["shapes"][:_MOST_SHAPES]
-    ]
+    shown = []
+    for shape in group["shapes"][:_MOST_SHAPES]:
+        times = f"{shape['count']} x " if shape["count"] > 1 else ""
+        shown.append(f"{times}{shape['dtype']}{shape['shape']}")
     more = len(group["shapes"]) - _MOST_SHAPES
     return ", ".join(shown) + (f" and {more} more shapes" if more > 0 else "")
 
