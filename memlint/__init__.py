@@ -1,5 +1,14 @@
 """memlint finds the code that makes PyTorch training run out of memory."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from memlint.runtime.budget import Budget as Budget
+    from memlint.runtime.budget import memory_budget as memory_budget
+    from memlint.runtime.monitor import MemoryMonitor as MemoryMonitor
+
 __version__ = "0.1.0"
 
 _RUNTIME = {

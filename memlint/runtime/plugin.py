@@ -200,6 +200,9 @@ class Measured:
         retrace = self._retrace(body)
         outcome = session.outcome(retrace, self._labels, lambda series: self._verdicts(series, trouble))
         self.record = record_of(self.item.nodeid, outcome)
+        # JUnit takes the properties of the item when it is torn down
+        properties = [item for item in self.item.user_properties if not item[0].startswith("memory_")]
+        self.item.user_properties[:] = [*properties, *_properties(self.record)]
         if not outcome.passed:
             pytest.fail(text_of(self.record), pytrace=False)
         self._warn_of_cycles(outcome)
@@ -232,7 +235,7 @@ class Measured:
         session = self.session
         assert session is not None
         key = baselines.device_key(
-            {"device": session.backend.name, "card": session.backend.details().device, "torch": torch.__version__}
+            {"device": session.backend.name, "card": session.backend.details().device, "torch": str(torch.__version__)}
         )
         entry = saved.entry(key, self.item.nodeid)
         if entry is not None:
@@ -450,9 +453,7 @@ class Plugin:
         measured = item.stash.get(_KEY, None)
         if measured is None or call.when != "call" or measured.record is None:
             return
-        record, report = measured.record, result.get_result()
-        report.memlint = record
-        report.user_properties.extend(_properties(record))
+        result.get_result().memlint = measured.record
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         record = getattr(report, "memlint", None)

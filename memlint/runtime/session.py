@@ -225,7 +225,7 @@ def outcome_of(
     return Outcome(
         device=backend.name,
         card=details.device,
-        torch=torch.__version__,
+        torch=str(torch.__version__),
         budget=budget,
         series=series,
         growth=growth,
