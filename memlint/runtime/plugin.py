@@ -183,6 +183,7 @@ class Measured:
 
     def call(self, body: Callable[[], object]) -> None:
         """The test: its steps, then the verdict. The test's own errors pass through."""
+        __tracebackhide__ = True
         session = self.session
         assert session is not None
         if self.memory is not None:
@@ -261,6 +262,7 @@ class Measured:
         return labels
 
     def _warn_of_cycles(self, outcome: Outcome) -> None:
+        __tracebackhide__ = True
         for verdict in outcome.verdicts:
             if verdict.limit == "cycles":
                 named = "".join(f"; {cycle.path} ({cycle.site})" for cycle in outcome.traced.cycles)
@@ -438,6 +440,7 @@ class Plugin:
 
         @functools.wraps(original)
         def stepped(*args: Any, **kwargs: Any) -> None:
+            __tracebackhide__ = True
             measured.call(lambda: original(*args, **kwargs))
 
         test.obj = stepped

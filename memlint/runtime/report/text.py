@@ -93,9 +93,9 @@ def _leak_lines(number: int, leak: Mapping[str, Any], most: int) -> Iterator[str
     else:
         yield "  held by something that Python's collector does not show (C++, or a value on an interpreter's stack)"
     if leak["site"] is not None:
-        yield f"  made at {_place(leak['site'])}: {_cut(leak['site']['source'])}"
+        yield f"  made at {_place(leak['site'])}: {_cut(leak['site']['source'], 70)}"
         if leak["caller"] is not None and leak["caller"] != leak["site"]:
-            yield f"  called at {_place(leak['caller'])}: {_cut(leak['caller']['source'])}"
+            yield f"  called at {_place(leak['caller'])}: {_cut(leak['caller']['source'], 70)}"
     if leak["through"] is not None:
         yield f"  through its graph ({leak['through']}), which keeps for a backward that may never come:"
     elif leak["pinned_by_view"]:
@@ -125,9 +125,9 @@ def _peak_lines(peak: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _group_line(group: Mapping[str, Any]) -> str:
-    where = "made before the trace" if group["site"] is None else _place(group["site"])
-    source = "" if group["site"] is None else f": {_cut(group['site']['source'], 40)}"
-    return f"{format_bytes(group['bytes']):>9}  {group['category']}, {_shapes(group)}, {where}{source}"
+    site = group["site"]
+    where = "made before the trace" if site is None else f"{site['path']}:{site['line']}: {site['source']}"
+    return _cut(f"{format_bytes(group['bytes']):>9}  {group['category']}, {_shapes(group)}, {where}")
 
 
 def _shapes(group: Mapping[str, Any]) -> str:
