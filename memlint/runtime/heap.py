@@ -302,8 +302,8 @@ def shape_of(chain: Chain) -> tuple[Any, ...]:
 def _where_they_part(chains: Sequence[Chain]) -> int:
     first = chains[0].objects
     if len(chains) == 1:
-        # the last container that has room for more
-        sized = [i for i, item in enumerate(first[:-1]) if _is_container(item)]
+        # the last container that grows by appending; a key of a dict says more than that there are others
+        sized = [i for i, item in enumerate(first[:-1]) if isinstance(item, list | set | deque)]
         return sized[-1] if sized else -1
     shared = min(len(chain.objects) for chain in chains)
     common = 0
@@ -347,6 +347,9 @@ def _hop(text: _Text, parent: Any, child: Any, grandchild: Any, star: bool) -> i
     if isinstance(parent, ModuleType) and child is vars(parent):
         text.expression, text.notes = "", [f"a global of {parent.__name__}"]
         return 1
+    if isinstance(parent, type) and isinstance(child, dict) and grandchild is not None:
+        text.access(f".{_key_of(child, grandchild)}")
+        return 2
     if isinstance(child, dict) and _own_dict(parent) is child and grandchild is not None:
         if _is_ctx(parent):
             _name_ctx(text, parent, _key_of(child, grandchild))

@@ -183,7 +183,6 @@ class Measured:
 
     def call(self, body: Callable[[], object]) -> None:
         """The test: its steps, then the verdict. The test's own errors pass through."""
-        __tracebackhide__ = True
         session = self.session
         assert session is not None
         if self.memory is not None:

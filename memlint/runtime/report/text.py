@@ -51,6 +51,8 @@ def _lines(record: Mapping[str, Any]) -> Iterator[str]:
         mark = "ok  " if verdict["passed"] else "FAIL"
         yield f"  {mark} {verdict['limit']}: {verdict['message']}"
     yield f"  {_steps_line(record)}"
+    if beside := _beside(record["details"]):
+        yield f"  beside it: {beside}"
     leaks = [leak for leak in record["leaks"] if leak["bytes_per_step"] > 0]
     growing = any(v["limit"] == "growth" and not v["passed"] for v in record["verdicts"])
     if leaks:
@@ -83,6 +85,20 @@ def _steps_line(record: Mapping[str, Any]) -> str:
     if not kept:
         return f"no measured step ({warmup} of warm-up)"
     return f"alive after each of {len(kept)} steps ({warmup} before them): {sparkline(kept)} {format_bytes(kept[-1])}"
+
+
+def _beside(details: Mapping[str, Any]) -> str:
+    """What is shown and never judged."""
+    sizes = {
+        "workspaces": "cuBLAS workspaces",
+        "graph_pools": "pools of CUDA graphs",
+        "inactive_split": "inactive splits",
+        "peak_resident": "peak resident memory of the process",
+    }
+    said = [f"{words} {format_bytes(details[name])}" for name, words in sizes.items() if details.get(name)]
+    counts = {"ooms": "OOMs", "retries": "retries of allocations"}
+    said += [f"{details[name]} {words}" for name, words in counts.items() if details.get(name)]
+    return ", ".join(said)
 
 
 def _leak_lines(number: int, leak: Mapping[str, Any], most: int) -> Iterator[str]:
