@@ -17,7 +17,7 @@ WARMUP, STEPS = 3, 10
 #: the slope needs two differences, and a difference two readings; see series.py
 FEWEST_STEPS = 3
 CYCLES = ("warn", "fail", "ignore")
-_DEVICE = re.compile(r"auto|virtual(:[\w.-]+)?|[a-z]+(:\d+)?")
+_DEVICE = re.compile(r"[a-z]+(:\d+)?")
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -30,7 +30,7 @@ class Budget:
     reserved: the same of what the allocator holds (`torch.cuda.max_memory_reserved`).
     growth: bytes that may stay alive a step.
     warmup, steps: steps that run before measuring, and steps that are measured; None takes the default.
-    device: "auto", a device of torch ("cuda", "cpu", "mps"), or "virtual".
+    device: "auto", or a device of torch ("cuda", "cuda:1", "cpu", "xpu").
     baseline: how much more than the saved peak is allowed, as a fraction; None: the default, False: not compared.
     cycles: what bytes mean that only a garbage collection frees: "warn", "fail" or "ignore".
     """
@@ -116,9 +116,9 @@ def _count(least: int) -> Callable[[object], int | None]:
 
 
 def parse_device(value: object) -> str:
-    """The name of a device as torch writes it, or "auto" or "virtual". Raises BudgetError."""
+    """The name of a device as torch writes it, or "auto". Raises BudgetError."""
     if not isinstance(value, str) or _DEVICE.fullmatch(value) is None:
-        raise BudgetError("it wants 'auto', 'cpu', 'cuda', 'cuda:0', another device of torch, or 'virtual'")
+        raise BudgetError("it wants 'auto', 'cpu', 'cuda', 'cuda:0', or another device of torch")
     return value
 
 

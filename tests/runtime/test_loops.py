@@ -103,6 +103,16 @@ def test_two_optimizers_and_a_skipped_step_are_one_step_each(folder: Path) -> No
     assert len(test["steps"]) == 20
 
 
+def test_a_line_tells_how_far_it_is(folder: Path) -> None:
+    program = "import io, sys\nfrom memlint.runtime.script import Plan, run\n"
+    program += "from memlint.runtime.budget import Budget\n"
+    program += "live = io.StringIO(); run(Plan('gan.py', [], False, Budget(growth=0), 3, None, 'never'), live)\n"
+    program += "sys.stdout.write(live.getvalue())"
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=folder)
+    assert "step 1  allocated " in ran.stdout
+    assert "peak" in ran.stdout
+
+
 def test_what_cannot_be_run_is_one_line(folder: Path) -> None:
     (folder / "broken.py").write_text("def (", encoding="utf-8")
     for name in ("none.py", "broken.py"):

@@ -1,0 +1,1 @@
+"""CUDA memory without CUDA. So far: the caching allocator's rules."""
