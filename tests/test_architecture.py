@@ -19,6 +19,8 @@ PACKAGE = Path(memlint.__file__).parent
 FORBIDDEN = {
     "lint": ("torch", "numpy", "pytest", "memlint.runtime", "memlint.virtual", "memlint.cli"),
     "rules": ("torch", "numpy", "pytest", "memlint.runtime", "memlint.virtual", "memlint.cli", "memlint.reporters"),
+    "runtime": ("memlint.lint", "memlint.rules", "memlint.reporters", "memlint.cli"),
+    "virtual": ("memlint.lint", "memlint.rules", "memlint.reporters", "memlint.cli", "memlint.runtime"),
     "reporters": ("torch", "numpy", "pytest", "memlint.runtime", "memlint.virtual", "memlint.cli", "memlint.rules"),
 }
 
