@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import memlint
 from memlint.errors import ConfigError, MemlintError, UsageError
 from memlint.lint.model import Report, Severity
-from memlint.reporters import ALL_FORMATS, CI_FORMATS, RuleText, View
+from memlint.reporters import ALL_FORMATS, RuleText, View
 
 if TYPE_CHECKING:
     from memlint.config import Config
@@ -162,7 +162,7 @@ def _show_diff(report: Report) -> int:
 def _show(report: Report, config: Config, options: argparse.Namespace, stream: Any, given: dict[str, bytes]) -> int:
     """Write the report to `stream`, or to the file that the user named; the exit code.
 
-    What a CI system reads from a file leaves `stream` to the text, for the people who read the log.
+    What a program reads from a file leaves `stream` to the text, for the people who read the log.
     """
     from dataclasses import replace
 
@@ -186,7 +186,7 @@ def _show(report: Report, config: Config, options: argparse.Namespace, stream: A
     if not to_file:
         _write(stream, render(form, report, view))
     else:
-        if form in CI_FORMATS:
+        if form != "text":
             _write(stream, render("text", report, view))
         _write_file("--output-file", options.output_file, render(form, report, replace(view, colour=False)))
     if report.stale:
@@ -434,7 +434,7 @@ def _add_output(group: Any) -> None:
         "-o",
         "--output-file",
         metavar="FILE",
-        help=f"write the report to a file ({', '.join(CI_FORMATS)}: beside the text on the terminal)",
+        help="write the report to a file; any format but text beside the text on the terminal",
     )
     group.add_argument("--show-notes", action="store_true", default=None, help="show each note, not one line a code")
     group.add_argument("--statistics", action="store_true", help="show how often each code was found")
