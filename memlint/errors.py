@@ -19,5 +19,5 @@ class BudgetError(MemlintError):
     """A memory budget that makes no sense."""
 
 
-class BackendUnavailable(MemlintError):
+class BackendUnavailable(MemlintError):  # noqa: N818
     """The device that was asked for cannot be measured here; the text says why."""

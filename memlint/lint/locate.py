@@ -17,7 +17,7 @@ from libcst._nodes.internal import CodegenState
 from memlint.lint.model import Span
 
 
-class _Done(Exception):
+class _Done(Exception):  # noqa: N818
     """All nodes asked for have been passed."""
 
 

@@ -28,7 +28,7 @@ class SettingsError(MemlintError):
     """An allocator setting that torch would not take."""
 
 
-class OutOfMemory(MemlintError):
+class OutOfMemory(MemlintError):  # noqa: N818
     """The card has no room left, even after unused segments were given back."""
 
 
