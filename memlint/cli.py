@@ -320,11 +320,9 @@ def run_script(options: argparse.Namespace) -> int:
     sys.stdout.flush()
     _write(sys.stderr, text_of(ran.record) + "\n")
     if options.report is not None:
-        import json
+        from memlint.runtime.report.record import json_of
 
-        from memlint.runtime.report.record import report_of
-
-        _write_file("--report", options.report, json.dumps(report_of([ran.record]), indent=2) + "\n")
+        _write_file("--report", options.report, json_of([ran.record]))
     return ran.code if ran.passed else FOUND
 
 

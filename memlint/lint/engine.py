@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from memlint import config as configuration
+from memlint import files
 from memlint.config import Config
 from memlint.lint import baseline, depth, fingerprint, fixer, suppress
 from memlint.lint.analysis import AnalysisSettings, analyse
@@ -119,7 +120,7 @@ class Checker:
         result, fixed = self.source(candidate.display, candidate.path, data)
         if fixed != data and not self.config.diff:
             try:
-                fixer.write(candidate.path, fixed)
+                files.write(candidate.path, fixed)
             except OSError as error:
                 detail = f"the fixed file cannot be written: {error.strerror or error}"
                 return _failed(candidate.display, FailureKind.UNREADABLE, detail)

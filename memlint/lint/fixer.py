@@ -6,8 +6,6 @@ code. A result that does not parse is thrown away.
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -114,25 +112,6 @@ def _touch(one: Edit, other: Edit) -> bool:
 def _ends(edit: Edit) -> tuple[tuple[int, int], tuple[int, int]]:
     span = edit.span
     return (span.line, span.column), (span.end_line, span.end_column)
-
-
-def write(path: str, data: bytes) -> None:
-    """Replace the file at `path` at once: a reader, or a Ctrl-C, meets the old bytes or the new ones.
-
-    A symbolic link stays one, and the file keeps its mode. Raises OSError.
-    """
-    target = os.path.realpath(path)
-    handle, temporary = tempfile.mkstemp(prefix=".memlint-", dir=os.path.dirname(target))
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, os.stat(target).st_mode & 0o7777)
-        os.replace(temporary, target)
-    except BaseException:
-        os.unlink(temporary)
-        raise
 
 
 def diff(path: str, before: SourceFile, after: SourceFile) -> str:

@@ -6,7 +6,7 @@ import gc
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
@@ -19,7 +19,6 @@ from memlint.runtime.tracker import live_tensors, storages
 
 #: tensors whose holder is looked up, the ones with most bytes first
 _MOST_TARGETS = 60
-_MOST_CYCLES = 5
 #: ends of graphs of which it is asked who holds them
 _MOST_ENDS = 200
 _FEWEST_SIZES = 4
@@ -121,15 +120,15 @@ def leaks(
     steps: int,
     labels: Mapping[int, str],
     history: Sequence[Mapping[Site | None, int]] = (),
-    hidden: Iterable[Any] = (),
 ) -> list[Leak]:
     """What the traced steps 0 to `steps` - 1 left behind, the largest first. To be called after a collection.
 
     Blocks of the last step may be there for good reasons (a state that the next step replaces), so they only count if
     the steps before left the same, or if what they replace grows: `history` has the bytes alive by line after a step.
     """
-    growing = _growing_lines(history)
-    survivors = _of_several_steps(tracker.survivors(), steps, growing)
+    survivors = tracker.survivors()
+    replaced = _replaced_lines(survivors, steps, history)
+    survivors = _of_several_steps(survivors, steps, replaced)
     if not survivors:
         return []
     wanted = {block.key: block for block in survivors}
@@ -142,11 +141,12 @@ def leaks(
 
     def are_held(ends: list[torch.Tensor]) -> set[int]:
         recent = [tensor for tensor in ends if _is_recent(tensor, tracker)][-_MOST_ENDS:]
-        chains = Search(labels, {}, [tensors, ends, recent, held, *held.values(), *hidden]).chains(recent)
+        chains = Search(labels, {}, [tensors, ends, recent, *held.values()]).chains(recent)
         return {id(tensor) for tensor, chain in zip(recent, chains, strict=True) if chain is not None}
 
     graphs = Graphs(tensors, are_held)
-    found = _by_holder(wanted, held, graphs, labels, steps, [tensors, *hidden], tracker, growing)
+    assigned = _by_holder(wanted, held, graphs, labels, tensors)
+    found = [_leak(members, steps, tracker, replaced) for members in assigned]
     return sorted(found, key=lambda leak: -leak.bytes_per_step)
 
 
@@ -162,10 +162,13 @@ def _is_recent(tensor: torch.Tensor, tracker: TracingTracker) -> bool:
     return any((block := tracker.block_of(s)) is not None and block.step >= 0 for _, s in storages(tensor))
 
 
-def _growing_lines(history: Sequence[Mapping[Site | None, int]]) -> dict[Site | None, float]:
-    """The lines whose bytes grow with every step, and by how many a step: a buffer that is replaced by a larger one."""
+def _replaced_lines(
+    blocks: Sequence[Block], steps: int, history: Sequence[Mapping[Site | None, int]]
+) -> dict[Site | None, float]:
+    """The lines that make a buffer which a larger one replaces with every step, and by how many bytes it grows."""
+    lasting = {block.site for block in blocks if block.step < steps - 1}
     growing = {}
-    for line in history[-1] if len(history) >= _FEWEST_SIZES else ():
+    for line in set(history[-1]) - lasting if len(history) >= _FEWEST_SIZES else ():
         sizes = [alive.get(line, 0) for alive in history[1:]]
         rises = [after - before for before, after in itertools.pairwise(sizes)]
         if min(rises) > 0:
@@ -173,12 +176,12 @@ def _growing_lines(history: Sequence[Mapping[Site | None, int]]) -> dict[Site | 
     return growing
 
 
-def _of_several_steps(blocks: list[Block], steps: int, growing: Mapping[Site | None, float]) -> list[Block]:
+def _of_several_steps(blocks: Sequence[Block], steps: int, replaced: Mapping[Site | None, float]) -> list[Block]:
     """Without the lines that left something in one step only, or in the last only, if that does not grow."""
     by_site: dict[Any, set[int]] = defaultdict(set)
     for block in blocks:
         by_site[block.site].add(block.step)
-    return [block for block in blocks if len(by_site[block.site] - {steps - 1}) >= 2 or block.site in growing]
+    return [block for block in blocks if len(by_site[block.site] - {steps - 1}) >= 2 or block.site in replaced]
 
 
 def _by_holder(
@@ -186,49 +189,34 @@ def _by_holder(
     held: Mapping[int, Sequence[torch.Tensor]],
     graphs: Graphs,
     labels: Mapping[int, str],
-    steps: int,
-    hidden: Sequence[Any],
-    tracker: TracingTracker,
-    growing: Mapping[Site | None, float],
-) -> list[Leak]:
-    direct = {key: list(found) for key, found in held.items()}
-    roots: dict[int, Saved] = {key: saved for key, saved in graphs.saved.items() if key in wanted}
-    targets = _targets(wanted, direct, roots, tracker)
+    tensors: Sequence[torch.Tensor],
+) -> list[list[_Member]]:
+    """The blocks, put together by who holds them and by which way."""
+    targets = _targets(wanted, held, graphs.saved)
+    gradients = {id(t.grad): t for t in tensors if t.is_leaf and t.requires_grad and t.grad is not None}
     owners: dict[int, Any] = dict(graphs.roots)
     for tensor in targets:
-        if (leaf := _gradient_of(tensor, hidden[0])) is not None:
-            owners.setdefault(id(tensor), leaf)
-    search = Search(labels, owners, [*hidden, direct, roots, targets, owners, graphs.saved, graphs.roots, graphs._kept,
-                                     vars(graphs), *direct.values(), wanted])  # fmt: skip
-    chains = {id(t): chain for t, chain in zip(targets, search.chains(targets), strict=True)}
+        if id(tensor) in gradients:
+            owners.setdefault(id(tensor), gradients[id(tensor)])
+    hidden = [tensors, targets, gradients, owners, *held.values(), *graphs.own_objects()]
+    chains = {id(t): chain for t, chain in zip(targets, Search(labels, owners, hidden).chains(targets), strict=True)}
     assigned: dict[Any, list[_Member]] = defaultdict(list)
     for key, block in wanted.items():
-        chain, saved, end = _how_held(key, direct, roots, chains)
-        if chain is None and saved is None and end is None and key not in direct:
-            assigned["unknown", block.site].append((block, None, None, None))
-            continue
-        shape = shape_of(chain) if chain is not None else ("nobody", block.site)
-        assigned[shape].append((block, chain, saved, end))
-    return [_leak(members, steps, tracker, growing) for members in assigned.values()]
+        chain, saved, end = _how_held(key, held, graphs.saved, chains)
+        assigned[shape_of(chain) if chain is not None else block.site].append((block, chain, saved, end))
+    return list(assigned.values())
 
 
 def _targets(
-    wanted: Mapping[int, Block],
-    direct: Mapping[int, Sequence[torch.Tensor]],
-    roots: Mapping[int, Saved],
-    tracker: TracingTracker,
+    wanted: Mapping[int, Block], direct: Mapping[int, Sequence[torch.Tensor]], roots: Mapping[int, Saved]
 ) -> list[torch.Tensor]:
     """The tensors to look for holders of: those at the end of graphs, by what they keep, and those held themselves."""
     weight: Counter[int] = Counter()
     tensors: dict[int, torch.Tensor] = {}
     for key, block in wanted.items():
-        for tensor in direct.get(key, ()):
+        for tensor in (*direct.get(key, ()), *((roots[key].root,) if key in roots else ())):
             tensors[id(tensor)] = tensor
             weight[id(tensor)] += block.nbytes
-        if key in roots:
-            root = roots[key].root
-            tensors[id(root)] = root
-            weight[id(root)] += block.nbytes
     return [tensors[key] for key, _ in weight.most_common(_MOST_TARGETS)]
 
 
@@ -249,25 +237,19 @@ def _how_held(
     return None, None, next(iter(direct.get(key, ())), None)
 
 
-def _gradient_of(tensor: torch.Tensor, tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
-    return next((t for t in tensors if t.is_leaf and t.requires_grad and t.grad is tensor), None)
-
-
 def _leak(
-    members: Sequence[_Member], steps: int, tracker: TracingTracker, growing: Mapping[Site | None, float]
+    members: Sequence[_Member], steps: int, tracker: TracingTracker, replaced: Mapping[Site | None, float]
 ) -> Leak:
     blocks = [block for block, *_ in members]
-    own = [chain for _, chain, saved, _ in members if chain is not None]
-    distinct = list({id(chain.objects[-1]): chain for chain in own}.values())
+    distinct = list({id(chain.objects[-1]): chain for _, chain, *_ in members if chain is not None}.values())
     holder = holder_of(distinct) if distinct else _own_hook(members)
     settled = [block for block in blocks if block.step < steps - 1]
     span = max(steps - 1, 1)
-    lines = {block.site for block in blocks}
-    # of a buffer that is replaced by a larger one, only the last is alive
-    replaced = sum(rate for line, rate in growing.items() if line in lines and all(b.site != line for b in settled))
-    saved = [(block, item) for block, _, item, _ in members if item is not None]
+    # of a buffer that a larger one replaces only the last is alive
+    grown = sum(replaced.get(line, 0.0) for line in {block.site for block in blocks})
     site, caller = _line(members, tracker)
     through = None
+    saved = [(block, item) for block, _, item, _ in members if item is not None]
     if sum(block.nbytes for block, _ in saved) * 2 > sum(block.nbytes for block in blocks):
         names = Counter(type(item.root.grad_fn).__name__ for _, item in saved if item.root.grad_fn is not None)
         through = names.most_common(1)[0][0] if names else None
@@ -275,20 +257,19 @@ def _leak(
         tensor is not None and saved_by is None and tensor.numel() * tensor.element_size() * 2 <= block.nbytes
         for block, _, saved_by, tensor in members
     )
-    leak = Leak(
+    attached = any(tensor is not None and tensor.grad_fn is not None for *_, tensor in members)
+    return Leak(
         site=site,
         caller=caller,
         holder=holder,
-        bytes_per_step=sum(block.nbytes for block in settled) / span + replaced,
+        bytes_per_step=sum(block.nbytes for block in settled) / span + grown,
         tensors_per_step=len(settled) / span,
         nbytes=sum(block.nbytes for block in blocks),
         groups=tuple(group(blocks)),
         through=through,
         pinned_by_view=view,
-        rule=None,
+        rule=_rule(holder, attached, view),
     )
-    attached = any(tensor is not None and tensor.grad_fn is not None for _, _, _, tensor in members)
-    return replace(leak, rule=_rule(leak, attached))
 
 
 def _own_hook(members: Sequence[_Member]) -> Holder | None:
@@ -314,29 +295,27 @@ def _line(members: Sequence[_Member], tracker: TracingTracker) -> tuple[Site | N
     return lines.most_common(1)[0][0]
 
 
-def _rule(leak: Leak, attached: bool) -> str | None:
+_RULES = {"traceback": "ML110", "exception": "ML110", "lru_cache": "ML109", "hook": "ML107", "ctx": "ML108"}
+
+
+def _rule(holder: Holder | None, attached: bool, view: bool) -> str | None:
     """The lint rule that explains this kind of leak; `attached` says whether what is held carries a graph."""
-    kinds = leak.holder.kinds if leak.holder is not None else frozenset()
-    by_kind = [
-        ("traceback", "ML110"), ("exception", "ML110"), ("lru_cache", "ML109"), ("hook", "ML107"), ("ctx", "ML108"),
-    ]  # fmt: skip
-    for kind, rule in by_kind:
+    kinds = holder.kinds if holder is not None else frozenset()
+    for kind, rule in _RULES.items():
         if kind in kinds:
             return rule
     if attached:
-        if leak.holder is not None and leak.holder.container is not None:
+        if holder is not None and holder.container is not None:
             return "ML102"
         return "ML103" if "attribute" in kinds else "ML101"
-    if leak.pinned_by_view:
-        return "ML114"
-    return None
+    return "ML114" if view else None
 
 
 # -- cycles -----------------------------------------------------------------------------------------------------------
 
 
-def cycles(tracker: TracingTracker, steps: int) -> list[Cycle]:
-    """Collect, and name the cycles that held tensors made in the traced steps, the largest first."""
+def cycles(tracker: TracingTracker) -> list[Cycle]:
+    """Collect, and name the cycle that held tensors made in the last traced step; empty where none did."""
     before = gc.get_debug()
     kept = list(gc.garbage)
     gc.garbage.clear()
@@ -348,37 +327,24 @@ def cycles(tracker: TracingTracker, steps: int) -> list[Cycle]:
     garbage = list(gc.garbage)
     gc.garbage.clear()
     gc.garbage.extend(kept)
-    found = _named_cycles(garbage, tracker, steps)
+    found = _named_cycle(garbage, tracker)
     garbage.clear()
     gc.collect()
-    return found
+    return [] if found is None else [found]
 
 
-def _named_cycles(garbage: list[Any], tracker: TracingTracker, steps: int) -> list[Cycle]:
-    members = {id(item): item for item in garbage}
-    blocks: dict[str, dict[int, Block]] = defaultdict(dict)
-    graphs = Graphs([item for item in garbage if isinstance(item, torch.Tensor)])
-    unclaimed = {
-        key: block for key in graphs.saved if (block := tracker._by_key.get(key)) is not None and block.step >= 0
-    }
-    for item in garbage:
-        if not isinstance(item, torch.Tensor):
-            continue
-        for _, storage in storages(item):
-            block = tracker.block_of(storage)
-            if block is not None and block.step >= 0:
-                unclaimed[block.key] = block
-    if not unclaimed:
-        return []
-    path = _a_cycle(members)
-    for key, block in unclaimed.items():
-        blocks[path][key] = block
-    out = []
-    for text, owned in blocks.items():
-        lines = Counter(block.site for block in owned.values())
-        nbytes = sum(block.nbytes for block in owned.values())
-        out.append(Cycle(text, nbytes / max(steps, 1), lines.most_common(1)[0][0]))
-    return sorted(out, key=lambda item: -item.bytes_per_step)[:_MOST_CYCLES]
+def _named_cycle(garbage: Sequence[Any], tracker: TracingTracker) -> Cycle | None:
+    tensors = [item for item in garbage if isinstance(item, torch.Tensor)]
+    held = {block.key: block for t in tensors for _, s in storages(t) if (block := tracker.block_of(s)) is not None}
+    for key in Graphs(tensors).saved:
+        if (block := tracker.block_at(key)) is not None:
+            held[key] = block
+    blocks = [block for block in held.values() if block.step >= 0]
+    if not blocks:
+        return None
+    lines = Counter(block.site for block in blocks)
+    path = _a_cycle({id(item): item for item in garbage})
+    return Cycle(path, sum(block.nbytes for block in blocks), lines.most_common(1)[0][0])
 
 
 def _a_cycle(members: Mapping[int, Any]) -> str:

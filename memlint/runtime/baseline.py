@@ -9,12 +9,12 @@ The file is JSON, sorted and indented, so that a review shows what changed:
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from memlint import files
 from memlint.errors import BudgetError
 from memlint.runtime.verdict import Verdict
 from memlint.units import format_bytes
@@ -61,13 +61,10 @@ class Baseline:
     def write(self) -> None:
         """Replace the file, whole or not at all. Raises BudgetError."""
         text = json.dumps({"version": _VERSION, "peaks": self.peaks}, indent=2, sort_keys=True)
-        beside = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            beside.write_text(f"{text}\n", encoding="utf-8")
-            beside.replace(self.path)
+            files.write(self.path, f"{text}\n".encode())
         except OSError as error:
-            beside.unlink(missing_ok=True)
             raise BudgetError(f"{self.path}: the memory baseline cannot be written: {error}") from None
 
     def entry(self, device: str, test: str) -> Mapping[str, int | None] | None:

@@ -70,6 +70,10 @@ class Graphs:
         for node, tensor, leaf in sorted(starts, key=order):
             self._walk(node, tensor, leaf)
 
+    def own_objects(self) -> list[Any]:
+        """What this object holds things with, for a search that must not find it."""
+        return [self.saved, self.roots, self._kept, vars(self)]
+
     def _walk(self, start: Any, root: torch.Tensor, leaf: torch.Tensor | None) -> None:
         waiting = [start]
         while waiting:

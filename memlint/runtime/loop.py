@@ -15,7 +15,7 @@ from memlint.runtime.backends.base import Backend
 from memlint.runtime.budget import Budget
 from memlint.runtime.series import Growth, Series, StepRecord, Trend
 from memlint.runtime.session import ALWAYS, NEVER, ON_FAILURE, TRACED_STEPS, Frozen, Tracing, outcome_of, traced_steps
-from memlint.runtime.verdict import Outcome, Traced
+from memlint.runtime.verdict import Outcome, Traced, judge
 
 _MOST_RECORDS = 128
 _FEWEST_MEASURED = 10
@@ -145,7 +145,7 @@ class Loop:
             return
         growth = self.growth()
         leaking = growth.trend is Trend.LEAK and growth.rate > (self.budget.growth or 0)
-        over = any(not verdict.passed for verdict in self.outcome().verdicts)
+        over = any(not verdict.passed for verdict in judge(self.budget, self.series(), growth))
         if not leaking and not over:
             return
         self._told = True

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -17,16 +16,17 @@ from typing import Any
 
 import pytest
 
+from memlint import files
 from memlint.errors import BackendUnavailable, BudgetError, MemlintError
 from memlint.runtime import baseline as baselines
 from memlint.runtime.backends import find
 from memlint.runtime.baseline import Baseline
 from memlint.runtime.budget import FEWEST_STEPS, MARK, STEPS, WARMUP, Budget, parse_device, parse_tolerance
 from memlint.runtime.report import table
-from memlint.runtime.report.record import record_of, report_of
+from memlint.runtime.report.record import json_of, record_of
 from memlint.runtime.report.text import text_of
 from memlint.runtime.series import Series
-from memlint.runtime.session import ON_FAILURE, TRACE, Session, Tracing, again
+from memlint.runtime.session import ON_FAILURE, TRACE, Session, Tracing, again, out_of_memory
 from memlint.runtime.verdict import Outcome, Traced, Verdict
 from memlint.units import SizeError, parse_bytes
 
@@ -194,7 +194,7 @@ class Measured:
             else:
                 session.run(body)
         except Exception as error:
-            trouble = _out_of_memory(error, session)
+            trouble = out_of_memory(error, len(session.records) + 1)
             if trouble is None:
                 raise
         retrace = self._retrace(body)
@@ -273,17 +273,6 @@ _PLAIN = (type(None), bool, int, float, str, bytes, type)
 
 class MemoryCycleWarning(UserWarning):
     """Tensors are freed by a garbage collection only. cycles="fail" makes it a failure, cycles="ignore" quiet."""
-
-
-def _out_of_memory(error: Exception, session: Session) -> Verdict | None:
-    """The verdict that an out-of-memory error comes to; None for any other error."""
-    import torch
-
-    kinds = (torch.cuda.OutOfMemoryError, getattr(torch, "OutOfMemoryError", torch.cuda.OutOfMemoryError))
-    if not isinstance(error, kinds):
-        return None
-    first = str(error).partition(". ")[0]
-    return Verdict("oom", False, None, None, f"step {len(session.records) + 1} ran out of memory: {first}")
 
 
 class Memory:
@@ -501,7 +490,7 @@ class Plugin:
     def _write(self, records: list[dict[str, Any]]) -> None:
         settings = self.settings
         if settings.report is not None:
-            _write_text(settings.report, json.dumps(report_of(records), indent=2) + "\n", "--memory-report")
+            _write_text(settings.report, json_of(records), "--memory-report")
         summary = os.environ.get("GITHUB_STEP_SUMMARY")
         if summary and records:
             try:
@@ -554,11 +543,8 @@ def _properties(record: Mapping[str, Any]) -> list[tuple[str, object]]:
 
 
 def _write_text(path: Path, text: str, option: str) -> None:
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        beside.write_text(text, encoding="utf-8")
-        beside.replace(path)
+        files.write(path, text.encode())
     except OSError as error:
-        beside.unlink(missing_ok=True)
         raise BudgetError(f"{option}: {path} cannot be written: {error}") from None

@@ -28,6 +28,7 @@ from memlint.runtime.budget import Budget
 from memlint.runtime.loop import Loop
 from memlint.runtime.report.record import record_of
 from memlint.runtime.report.text import sparkline
+from memlint.runtime.session import out_of_memory
 from memlint.runtime.sites import is_ours
 from memlint.runtime.verdict import Verdict
 from memlint.units import format_bytes
@@ -90,7 +91,7 @@ def run(plan: Plan, live: TextIO | None = None) -> Ran:
         try:
             exit_code, error = _execute(code, plan)
             if error is not None:
-                trouble = _out_of_memory(error, loop)
+                trouble = out_of_memory(error, loop.steps + 1)
                 if trouble is None:
                     _print_error(error)
             del error
@@ -221,13 +222,6 @@ class _Leader:
         skipped, self._since_update = self._since_update == 0, 0
         if skipped:
             self._step()
-
-
-def _out_of_memory(error: BaseException, loop: Loop) -> Verdict | None:
-    if "OutOfMemoryError" not in [kind.__name__ for kind in type(error).__mro__]:
-        return None
-    first = str(error).partition(". ")[0]
-    return Verdict("oom", False, None, None, f"step {loop.steps + 1} ran out of memory: {first}")
 
 
 def _print_error(error: BaseException) -> None:

@@ -95,12 +95,12 @@ class Session:
             )
         )
 
-    def run(self, body: Callable[[], object], more: bool = True) -> None:
+    def run(self, body: Callable[[], object]) -> None:
         """Run `body` as often as the budget says; and more often, where growth is judged and not settled yet."""
         for _ in range(self._warmup + self._steps):
             with self.step():
                 body()
-        if self.budget.growth is None or not more:
+        if self.budget.growth is None:
             return
         for _ in range((_MOST_TIMES - 1) * self._steps):
             if self.series().growth().settled:
@@ -208,7 +208,7 @@ class Tracing:
         tracker = self._tracker
         tracker.pause()
         breakdown = attribution.peak_breakdown(tracker)
-        cycles = attribution.cycles(tracker, 1) if self._with_cycles and self.done else []
+        cycles = attribution.cycles(tracker) if self._with_cycles and self.done else []
         gc.collect()
         self._history.append(attribution.alive_by_line(tracker))
         leaks = attribution.leaks(tracker, self.done, self._labels(), self._history) if self.done > 1 else []
@@ -234,6 +234,17 @@ def outcome_of(
         details=dict(details.values),
         notes=tuple(_notes(budget, series, growth)),
     )
+
+
+def out_of_memory(error: BaseException, step: int) -> Verdict | None:
+    """The verdict that an out-of-memory error in `step` (from 1) comes to; None for any other error."""
+    import torch
+
+    kinds = (torch.cuda.OutOfMemoryError, getattr(torch, "OutOfMemoryError", torch.cuda.OutOfMemoryError))
+    if not isinstance(error, kinds):
+        return None
+    first = str(error).partition(". ")[0]
+    return Verdict("oom", False, None, None, f"step {step} ran out of memory: {first}")
 
 
 @contextlib.contextmanager

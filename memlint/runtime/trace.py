@@ -108,8 +108,11 @@ class TracingTracker(StorageTracker):
 
     def block_of(self, storage: Any) -> Block | None:
         """The block of a storage that is alive."""
-        item = self._alive.get(storage._cdata)
-        return self._by_key.get(storage._cdata) if item is not None and item.ref() is storage else None
+        return self._by_key.get(storage._cdata) if self._known(storage) is not None else None
+
+    def block_at(self, key: int) -> Block | None:
+        """The block of the storage that is alive at this address."""
+        return self._by_key.get(key)
 
     def categorise(self) -> None:
         """Say of what is alive now whether it is a parameter, a gradient, or an activation."""

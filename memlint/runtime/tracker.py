@@ -167,20 +167,21 @@ class StorageTracker:
         for value in values:
             if isinstance(value, torch.Tensor):
                 for _, storage in storages(value):
-                    item = self._alive.get(storage._cdata)
-                    if item is not None and item.ref() is storage and (nbytes := _nbytes(storage)) != item.nbytes:
+                    item = self._known(storage)
+                    if item is not None and (nbytes := _nbytes(storage)) != item.nbytes:
                         self._resized(storage._cdata, item, nbytes)
+
+    def _known(self, storage: Any) -> Live | None:
+        """What is remembered of a storage that is alive; an address may have had another storage before."""
+        item = self._alive.get(storage._cdata)
+        return item if item is not None and item.ref() is storage else None
 
     def _meet(self, tensor: torch.Tensor, func: Any, before: bool = False) -> None:
         """Count the storages behind `tensor` that are not yet known; `func` made it, or None where it was found."""
         for part, storage in storages(tensor):
-            key = storage._cdata
-            known = self._alive.get(key)
-            if known is not None and known.ref() is storage:
+            if self._known(storage) is not None or storage.device.type != self.device_type:
                 continue
-            if storage.device.type != self.device_type:
-                continue
-            nbytes = _nbytes(storage)
+            key, nbytes = storage._cdata, _nbytes(storage)
             item = Live(_ref(storage, self._freed.append), nbytes, before)
             self._alive[key] = item
             if not before:

@@ -32,6 +32,11 @@ def report_of(tests: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
+def json_of(tests: Sequence[Mapping[str, Any]]) -> str:
+    """The text of a report file."""
+    return json.dumps(report_of(tests), indent=2) + "\n"
+
+
 def record_of(name: str, outcome: Outcome) -> dict[str, Any]:
     """One outcome as data that JSON can carry."""
     series = outcome.series
