@@ -11,6 +11,7 @@ import re
 from memlint.errors import MemlintError
 
 _PREFIXES = "KMGT"
+_LONGEST = 40
 _SIZE = re.compile(r"(\d+(?:_\d+)*(?:\.\d+)?|\.\d+)\s*(?:([kKmMgGtT])(i?))?(?:[bB](?:ytes?)?)?")
 
 
@@ -34,6 +35,8 @@ def parse_bytes(value: int | str) -> int:
         raise SizeError(f"{value!r} is no size: write a number of bytes, or text such as '1.5 GiB' or '512MB'")
     number, prefix, binary = match.groups()
     factor = 1 if prefix is None else (1024 if binary else 1000) ** (_PREFIXES.index(prefix.upper()) + 1)
+    if len(number) > _LONGEST:
+        raise SizeError(f"{value[:_LONGEST]!r}... is no size: it has too many digits")
     size = float(number) * factor if "." in number else int(number) * factor
     if size != int(size) and prefix is None:
         raise SizeError(f"{value!r} is no size: there is no part of a byte")

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import torch
 
 from memlint.runtime.graphs import Graphs, Saved
-from memlint.runtime.heap import Chain, Holder, Search, holder_of, shape_of
+from memlint.runtime.heap import Chain, Holder, Search, holder_of, shape_of, where_they_part
 from memlint.runtime.sites import Site
 from memlint.runtime.trace import LEFTOVER, Block, TracingTracker
 from memlint.runtime.tracker import live_tensors, storages
@@ -204,7 +204,26 @@ def _by_holder(
     for key, block in wanted.items():
         chain, saved, end = _how_held(key, held, graphs.saved, chains)
         assigned[shape_of(chain) if chain is not None else block.site].append((block, chain, saved, end))
-    return list(assigned.values())
+    return [part for members in assigned.values() for part in _by_container(members)]
+
+
+def _by_container(members: list[_Member]) -> list[list[_Member]]:
+    """Apart where the chains part into containers that last over steps: each of two meters in a dict is a holder.
+
+    A dict of results that is made anew each step has tensors of one step only, and stays in its list's group.
+    """
+    chains = [chain for _, chain, *_ in members if chain is not None]
+    if len(chains) < len(members) or len({id(chain.objects[-1]) for chain in chains}) < 2:
+        return [members]
+    at = where_they_part(chains) + 1
+    parts: dict[int, list[_Member]] = defaultdict(list)
+    for member, chain in zip(members, chains, strict=True):
+        parts[id(chain.objects[at])].append(member)
+    lasting = all(len({block.step for block, *_ in part}) > 1 for part in parts.values())
+    ends = any(len(chain.objects) == at + 1 for chain in chains)
+    if len(parts) < 2 or not lasting or ends:
+        return [members]
+    return [smaller for part in parts.values() for smaller in _by_container(part)]
 
 
 def _targets(
@@ -240,9 +259,10 @@ def _how_held(
 def _leak(
     members: Sequence[_Member], steps: int, tracker: TracingTracker, replaced: Mapping[Site | None, float]
 ) -> Leak:
+    members = sorted(members, key=lambda member: -member[0].nbytes)
     blocks = [block for block, *_ in members]
     distinct = list({id(chain.objects[-1]): chain for _, chain, *_ in members if chain is not None}.values())
-    holder = holder_of(distinct) if distinct else _own_hook(members)
+    holder = holder_of(distinct) if distinct else _holder_in_torch(members)
     settled = [block for block in blocks if block.step < steps - 1]
     span = max(steps - 1, 1)
     # of a buffer that a larger one replaces only the last is alive
@@ -272,9 +292,15 @@ def _leak(
     )
 
 
-def _own_hook(members: Sequence[_Member]) -> Holder | None:
-    """The holder of a tensor that its own hook holds: a way through C++ that the collector does not see."""
-    for _, _, _, tensor in members:
+def _holder_in_torch(members: Sequence[_Member]) -> Holder | None:
+    """The holder of what holds itself by a way through C++ that the collector does not see."""
+    for _, _, saved, tensor in members:
+        if saved is not None and saved.gradient_of is not None:
+            path = (
+                "the `.grad` of a tensor whose graph holds the tensor (backward with create_graph=True):"
+                " not even a collection frees them"
+            )
+            return Holder(path, frozenset({"gradient"}))
         hooks = getattr(tensor, "_backward_hooks", None)
         for hook in (hooks or {}).values():
             name = getattr(hook, "__qualname__", type(hook).__qualname__)
@@ -291,11 +317,18 @@ def _line(members: Sequence[_Member], tracker: TracingTracker) -> tuple[Site | N
         if saved is not None and tensor is not None:
             for _, storage in storages(tensor):
                 source = tracker.block_of(storage) or block
-        lines[source.site, source.caller] += block.nbytes
+        lines[source.changed_at or (source.site, source.caller)] += block.nbytes
     return lines.most_common(1)[0][0]
 
 
-_RULES = {"traceback": "ML110", "exception": "ML110", "lru_cache": "ML109", "hook": "ML107", "ctx": "ML108"}
+_RULES = {
+    "traceback": "ML110",
+    "exception": "ML110",
+    "lru_cache": "ML109",
+    "hook": "ML107",
+    "ctx": "ML108",
+    "gradient": "ML106",
+}
 
 
 def _rule(holder: Holder | None, attached: bool, view: bool) -> str | None:
@@ -342,7 +375,9 @@ def _named_cycle(garbage: Sequence[Any], tracker: TracingTracker) -> Cycle | Non
     blocks = [block for block in held.values() if block.step >= 0]
     if not blocks:
         return None
-    lines = Counter(block.site for block in blocks)
+    lines: Counter[Site | None] = Counter()
+    for block in blocks:
+        lines[block.site] += block.nbytes
     path = _a_cycle({id(item): item for item in garbage})
     return Cycle(path, sum(block.nbytes for block in blocks), lines.most_common(1)[0][0])
 

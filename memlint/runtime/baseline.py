@@ -108,7 +108,7 @@ def compare(entry: Mapping[str, int | None], peak: int | None, reserved: int | N
         more = f"{now / saved - 1:.1%}" if saved else format_bytes(now)
         message = (
             f"the {word} peak is {format_bytes(now)}, {more} above the baseline of {format_bytes(saved)}"
-            f" ({tolerance:.0%} is allowed)"
+            f" ({100 * tolerance:.3g}% is allowed)"
         )
         return Verdict("baseline", False, now, saved * (1 + tolerance), message)
     saved, now = entry["peak"], peak

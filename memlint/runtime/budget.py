@@ -6,7 +6,7 @@ import difflib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 from memlint.errors import BudgetError
 from memlint.units import SizeError, parse_bytes
@@ -17,7 +17,9 @@ WARMUP, STEPS = 3, 10
 #: the slope needs two differences, and a difference two readings; see series.py
 FEWEST_STEPS = 3
 CYCLES = ("warn", "fail", "ignore")
-_DEVICE = re.compile(r"[a-z]+(:\d+)?")
+_DEVICE = re.compile(r"([a-z]+)(:\d+)?")
+#: the types of torch.device (c10/core/DeviceType.h) that have memory of their own, and "auto"
+DEVICES = ("auto", "cpu", "cuda", "hip", "hpu", "maia", "mps", "mtia", "privateuseone", "vulkan", "xla", "xpu")
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -69,17 +71,25 @@ class Budget:
         return self.peak is not None or self.reserved is not None or self.growth is not None
 
 
-def memory_budget(**values: Any) -> Callable[[_Function], _Function]:
+@overload
+def memory_budget(function: _Function, /) -> _Function: ...
+
+
+@overload
+def memory_budget(**values: Any) -> Callable[[_Function], _Function]: ...
+
+
+def memory_budget(function: _Function | None = None, /, **values: Any) -> Any:
     """Mark a test as one training step that must keep to a budget; the same as `@pytest.mark.memory_budget(...)`.
 
     See `Budget` for the arguments. Bad values raise BudgetError where the decorator stands.
     """
     import pytest
 
-    if len(values) == 0:
-        return getattr(pytest.mark, MARK)  # type: ignore[no-any-return]
     Budget.parse(values)
-    return getattr(pytest.mark, MARK)(**values)  # type: ignore[no-any-return]
+    mark = getattr(pytest.mark, MARK)
+    mark = mark(**values) if values else mark
+    return mark if function is None else mark(function)
 
 
 def parse_tolerance(value: object) -> float:
@@ -117,7 +127,8 @@ def _count(least: int) -> Callable[[object], int | None]:
 
 def parse_device(value: object) -> str:
     """The name of a device as torch writes it, or "auto". Raises BudgetError."""
-    if not isinstance(value, str) or _DEVICE.fullmatch(value) is None:
+    match = _DEVICE.fullmatch(value) if isinstance(value, str) else None
+    if not isinstance(value, str) or match is None or match[1] not in DEVICES:
         raise BudgetError("it wants 'auto', 'cpu', 'cuda', 'cuda:0', or another device of torch")
     return value
 

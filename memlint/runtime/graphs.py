@@ -101,7 +101,7 @@ class Graphs:
                 yield from self._unpacked(saved, node, root, waiting)
         if isinstance(node, torch.autograd.function.BackwardCFunction):
             for value in vars(node).values():
-                yield from self._search(value, root, waiting)
+                yield from self._search(value, node, root, waiting)
 
     def _unpacked(self, saved: Any, node: Any, root: torch.Tensor, waiting: list[Any]) -> Iterator[torch.Tensor]:
         try:
@@ -118,11 +118,11 @@ class Graphs:
         if isinstance(data, torch.Tensor):
             yield data
         elif data is not None:
-            yield from self._search(data, root, waiting)
+            yield from self._search(data, node, root, waiting)
         if hook is not None:
-            yield from self._search(hook, root, waiting)
+            yield from self._search(hook, node, root, waiting)
 
-    def _search(self, value: Any, root: torch.Tensor, waiting: list[Any]) -> Iterator[torch.Tensor]:
+    def _search(self, value: Any, node: Any, root: torch.Tensor, waiting: list[Any]) -> Iterator[torch.Tensor]:
         """The tensors that a Python object leads to: what a hook packed, an attribute of a ctx."""
         seen: set[int] = set()
         queue: deque[Any] = deque([value])
@@ -137,6 +137,8 @@ class Graphs:
                     waiting.append(node)
             elif isinstance(item, torch.autograd.graph.Node):
                 waiting.append(item)
+            elif isinstance(item, torch._C._autograd.SavedTensor):  # a checkpoint keeps its arguments in such
+                yield from self._unpacked(item, node, root, waiting)
             elif isinstance(item, torch.nn.Module | torch.optim.Optimizer):
                 continue
             else:

@@ -195,6 +195,8 @@ def running_locals() -> dict[int, str]:
                 for name, value in read_locals(walked, code):
                     found.setdefault(id(value), f"{name}\0{_function(code, walked.f_lineno)}")
             walked = walked.f_back
+    # this function's own frame is among them: a local that names it would be a cycle that holds all frames below
+    del frame, walked
     return found
 
 
@@ -263,7 +265,9 @@ def _module_access(match: re.Match[str]) -> str:
 def holder_of(chains: Sequence[Chain]) -> Holder:
     """One holder for chains that go the same way: the container in which they part is the one that grows."""
     first = chains[0]
-    growing = _where_they_part(chains)
+    growing = where_they_part(chains)
+    if growing > 0 and _is_registry(first.objects[growing - 1], first.objects[growing]):
+        growing = -1
     text, bound, container, length = _start(first), None, None, None
     objects = first.objects
     position = 0
@@ -274,7 +278,7 @@ def holder_of(chains: Sequence[Chain]) -> Holder:
             container, length = type(parent).__name__, size
             bound = parent.maxlen if isinstance(parent, deque) else None
             limit = f"{size} of at most {bound}" if bound is not None else f"{size}"
-            text.notes.append(f"{container}, {limit} {'items' if size != 1 else 'item'}")
+            text.notes.append(f"{container}, {limit} {'item' if limit == '1' else 'items'}")
         before = text.expression
         position += _hop(text, parent, child, grandchild, star=position == growing)
         if position - 1 > growing >= 0 and text.expression != before:
@@ -299,7 +303,8 @@ def shape_of(chain: Chain) -> tuple[Any, ...]:
     return (chain.label.partition(":")[0], chain.kind, root, *(type(item).__name__ for item in chain.objects[1:]))
 
 
-def _where_they_part(chains: Sequence[Chain]) -> int:
+def where_they_part(chains: Sequence[Chain]) -> int:
+    """The position of the last object that all chains go through; of one chain, of the container that may grow."""
     first = chains[0].objects
     if len(chains) == 1:
         # the last container that grows by appending; a key of a dict says more than that there are others
@@ -310,6 +315,13 @@ def _where_they_part(chains: Sequence[Chain]) -> int:
     while common < shared and all(chain.objects[common] is first[common] for chain in chains):
         common += 1
     return common - 1
+
+
+def _is_registry(parent: Any, child: Any) -> bool:
+    """Whether `child` is the dict in which a module keeps its parameters, buffers or modules."""
+    names = ("_parameters", "_buffers", "_modules")
+    own = parent if isinstance(parent, dict) else _own_dict(parent) or {}
+    return isinstance(child, dict) and any(own.get(name) is child for name in names)
 
 
 def _is_container(item: Any) -> bool:
@@ -425,6 +437,10 @@ def _hop_through_object(text: _Text, parent: Any, child: Any) -> int:
         text.step(type(parent).__name__)
         text.kinds.add("graph")
         return 1
+    if _is_gradient(parent, child):
+        text.access(".grad")
+        text.kinds.add("gradient")
+        return 1
     for name, value in _attributes(parent):
         if value is child:
             if not text.expression:
@@ -454,6 +470,12 @@ def _name_attribute(text: _Text, parent: Any, name: Any) -> None:
     text.kinds.add("attribute")
     if isinstance(name, str) and "hook" in name:
         text.kinds.add("hook")
+
+
+def _is_gradient(parent: Any, child: Any) -> bool:
+    import torch
+
+    return isinstance(parent, torch.Tensor) and parent.is_leaf and parent.grad is child
 
 
 def _is_node(item: Any) -> bool:

@@ -9,7 +9,7 @@ import functools
 import inspect
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,9 +25,8 @@ from memlint.runtime.budget import FEWEST_STEPS, MARK, STEPS, WARMUP, Budget, pa
 from memlint.runtime.report import table
 from memlint.runtime.report.record import json_of, record_of
 from memlint.runtime.report.text import text_of
-from memlint.runtime.series import Series
-from memlint.runtime.session import ON_FAILURE, TRACE, Session, Tracing, again, out_of_memory
-from memlint.runtime.verdict import Outcome, Traced, Verdict
+from memlint.runtime.session import ON_FAILURE, TRACE, Session, Tracing, again, out_of_memory, traced_through
+from memlint.runtime.verdict import Outcome, Verdict, judge
 from memlint.units import SizeError, parse_bytes
 
 _SIGNATURE = (
@@ -158,19 +157,36 @@ def _one_of(known: tuple[str, ...]) -> Callable[[str], str]:
 
 
 class Measured:
-    """What the plugin keeps for one test with a budget, or with the `memory` fixture."""
+    """What the plugin keeps for one test with a budget, or with the `memory` fixture.
 
-    def __init__(self, item: pytest.Item, budget: Budget, settings: Settings) -> None:
+    values: the arguments of its marks; None where it has no mark.
+    """
+
+    def __init__(self, item: pytest.Item, values: Mapping[str, Any] | None, settings: Settings) -> None:
         self.item = item
-        self.budget = budget
+        self.values = values
         self.settings = settings
+        self.budget = self.budget_with({})
         self.session: Session | None = None
         self.memory: Memory | None = None
         self.record: dict[str, Any] | None = None
+        self._setting_up = False
+
+    def budget_with(self, limits: Mapping[str, Any]) -> Budget:
+        """The budget of the marks and of `limits`, with the run's defaults. Raises BudgetError."""
+        said = {**(self.values or {}), **limits}
+        budget, settings = Budget.parse(said), self.settings
+        return replace(
+            budget,
+            growth=budget.growth if "growth" in said else settings.growth,
+            warmup=settings.warmup if budget.warmup is None else budget.warmup,
+            steps=settings.steps if budget.steps is None else budget.steps,
+        )
 
     def start(self) -> None:
         """Begin to count, before the test's fixtures are set up. Raises BackendUnavailable."""
         settings = self.settings
+        self.record = self.memory = None
         device = self.budget.device if self.budget.device != "auto" else settings.device
         self.session = Session(find(device, settings.fallback), self.budget, settings.trace)
         self.session.start()
@@ -181,24 +197,47 @@ class Measured:
             self.session.stop()
             self.session = None
 
+    @contextmanager
+    def shared_fixture(self) -> Iterator[None]:
+        """What is set up within does not count: which test comes first and sets it up is chance."""
+        session = self.session
+        if session is None or self._setting_up:  # one shared fixture asks for another
+            yield
+            return
+        self._setting_up = True
+        before = session.allocated()
+        try:
+            yield
+        finally:
+            self._setting_up = False
+            session.leave_out(session.allocated() - before)
+
     def call(self, body: Callable[[], object]) -> None:
         """The test: its steps, then the verdict. The test's own errors pass through."""
-        session = self.session
+        session, memory = self.session, self.memory
         assert session is not None
-        if self.memory is not None:
-            self.memory.driver = session
         trouble: Verdict | None = None
         try:
-            if self.memory is not None:
-                body()
-            else:
+            if memory is None:
                 session.run(body)
+            else:
+                memory.driver = session
+                body()
         except Exception as error:
             trouble = out_of_memory(error, len(session.records) + 1)
             if trouble is None:
                 raise
-        retrace = self._retrace(body)
-        outcome = session.outcome(retrace, self._labels, lambda series: self._verdicts(series, trouble))
+        if memory is not None and not memory.steps_seen and trouble is None:
+            if self.values is not None:
+                pytest.fail("memory budget: no step was measured: use `with memory.step():` or memory.run()", False)
+            return
+        retrace = again(body) if memory is None else traced_through(lambda tracing: memory.again(tracing, body))
+        earlier = [] if memory is None else memory.earlier
+        outcome = session.outcome(
+            retrace,
+            self._labels,
+            lambda found: [*([] if trouble is None else [trouble]), *earlier, *self._against_baseline(found)],
+        )
         self.record = record_of(self.item.nodeid, outcome)
         # JUnit takes the properties of the item when it is torn down
         properties = [item for item in self.item.user_properties if not item[0].startswith("memory_")]
@@ -207,42 +246,15 @@ class Measured:
             pytest.fail(text_of(self.record), pytrace=False)
         self._warn_of_cycles(outcome)
 
-    def _retrace(self, body: Callable[[], object]) -> Callable[[Tracing], Traced]:
-        memory = self.memory
-        if memory is None:
-            return again(body)
-
-        def once(tracing: Tracing) -> Traced:
-            memory.driver = tracing
-            tracing.steps = min(memory.steps_seen, tracing.steps) if not memory.ran else tracing.steps
-            tracing.start()
-            note = None
-            try:
-                body()
-            except Exception as error:
-                note = f"tracing stopped in its step {tracing.done + 1}: {type(error).__name__}: {error}"
-            return tracing.finish(note)
-
-        return once
-
-    def _verdicts(self, series: Series, trouble: Verdict | None) -> list[Verdict]:
-        verdicts = [] if trouble is None else [trouble]
-        saved = self.settings.baseline
-        if saved is None or self.budget.baseline is False or self.settings.update_baseline or not series.measured:
-            return verdicts
-        import torch
-
-        session = self.session
-        assert session is not None
-        key = baselines.device_key(
-            {"device": session.backend.name, "card": session.backend.details().device, "torch": str(torch.__version__)}
-        )
+    def _against_baseline(self, found: Outcome) -> Iterator[Verdict]:
+        saved, wanted = self.settings.baseline, found.budget.baseline
+        if saved is None or wanted is False or self.settings.update_baseline or not found.series.measured:
+            return
+        key = baselines.device_key({"device": found.device, "card": found.card, "torch": found.torch})
         entry = saved.entry(key, self.item.nodeid)
         if entry is not None:
-            wanted = self.budget.baseline
-            tolerance = self.settings.tolerance if wanted is None or isinstance(wanted, bool) else wanted
-            verdicts.append(baselines.compare(entry, series.peak, series.reserved_peak, tolerance))
-        return verdicts
+            tolerance = self.settings.tolerance if wanted is None or wanted is True else wanted
+            yield baselines.compare(entry, found.series.peak, found.series.reserved_peak, tolerance)
 
     def _labels(self) -> dict[int, str]:
         """Fixtures by the id of their values, and the instance of the test's class."""
@@ -279,17 +291,20 @@ class Memory:
     """The `memory` fixture, for tests that are more than one step.
 
     `with memory.step(): ...` is one step; `memory.run(step, steps=5)` runs one several times. The limits are those of
-    the test's mark; `run` takes more of them. The verdict comes at the end of the test.
+    the test's mark; `run` takes more of them, for this run. The verdict comes at the end of the test.
     """
 
     def __init__(self, measured: Measured) -> None:
         self._measured = measured
         self.driver: Session | Tracing | None = None
         self.steps_seen = 0
-        self.ran = False
+        #: limits that earlier runs of the same test did not keep
+        self.earlier: list[Verdict] = []
+        self._runs = 0
+        self._failed_run: int | None = None
 
     def step(self) -> AbstractContextManager[None]:
-        """One training step."""
+        """One training step. Raises BudgetError outside of the test's body."""
         return self._step()
 
     @contextmanager
@@ -305,41 +320,47 @@ class Memory:
     def run(self, step: Callable[[], object], **limits: Any) -> None:
         """Run `step` warmup + steps times. Takes the arguments of the mark; raises BudgetError for bad ones."""
         driver = self.driver
-        self.ran = True
-        if isinstance(driver, Tracing):
-            for _ in range(driver.steps):
-                with self._step():
-                    step()
-            return
         if driver is None:
             raise BudgetError("memory.run() belongs into the test, not into a fixture")
-        said = {field: value for field, value in _said(driver.budget).items() if field not in limits}
-        driver.budget = _completed(Budget.parse({**said, **limits}), self._measured.settings)
+        self._runs += 1
+        if isinstance(driver, Tracing):
+            for _ in range(driver.steps):
+                with driver.step() if self._runs == self._failed_run else nullcontext():
+                    step()
+            return
+        if driver.records:
+            self._close(driver)
+        driver.budget = self._measured.budget_with(limits)
         driver.run(step)
+        self.steps_seen += len(driver.records)
+
+    def again(self, tracing: Tracing, body: Callable[[], object]) -> None:
+        """The test once more, the run traced that did not keep its limits, or the last."""
+        if self._runs:
+            self._failed_run = self._failed_run or self._runs
+        else:
+            tracing.steps = min(self.steps_seen, tracing.steps)
+        self.driver, self._runs = tracing, 0
+        body()
 
     @property
     def allocated(self) -> int:
         """Bytes alive now, above those alive before the test."""
         session = self._measured.session
-        return 0 if session is None else session.backend.allocated()
+        return 0 if session is None else session.allocated()
+
+    def _close(self, session: Session) -> None:
+        """Judge the steps so far by their own limits, and begin anew."""
+        series = session.series()
+        failed = [verdict for verdict in judge(session.budget, series, series.growth()) if not verdict.passed]
+        if failed and self._failed_run is None:
+            self._failed_run = max(self._runs - 1, 1)
+        self.earlier += failed
+        session.records.clear()
 
 
-def _said(budget: Budget) -> dict[str, Any]:
-    return {name: getattr(budget, name) for name in Budget.__dataclass_fields__}
-
-
-def _completed(budget: Budget, settings: Settings) -> Budget:
-    """`budget` with the defaults of the run where it says nothing."""
-    return replace(
-        budget,
-        growth=settings.growth if budget.growth is None else budget.growth,
-        warmup=settings.warmup if budget.warmup is None else budget.warmup,
-        steps=settings.steps if budget.steps is None else budget.steps,
-    )
-
-
-def budget_of(item: pytest.Item) -> Budget | None:
-    """The budget of a test, from its marks: the nearer one's arguments win. Raises BudgetError."""
+def arguments_of(item: pytest.Item) -> dict[str, Any] | None:
+    """The arguments of a test's marks, the nearer one's before the others'; None without a mark. Raises BudgetError."""
     marks = list(item.iter_markers(MARK))
     if not marks:
         return None
@@ -350,7 +371,7 @@ def budget_of(item: pytest.Item) -> Budget | None:
         values.update(mark.kwargs)
     if inspect.iscoroutinefunction(getattr(item, "function", None)):
         raise BudgetError("an async test cannot be run as a step")
-    return Budget.parse(values)
+    return values
 
 
 def _wants_memory(item: pytest.Item) -> bool:
@@ -366,7 +387,9 @@ _KEY = pytest.StashKey[Measured]()
 
 def _plain_memory(request: pytest.FixtureRequest) -> Memory:
     """Measure steps within a test: `with memory.step(): ...` or `memory.run(step_fn, steps=5)` (memlint)."""
-    measured: Measured = request.node.stash[_KEY]
+    measured: Measured | None = request.node.stash.get(_KEY, None)
+    if measured is None:
+        raise BudgetError("memory: take the fixture as an argument, so that it is there before all others are set up")
     measured.memory = Memory(measured)
     return measured.memory
 
@@ -382,40 +405,59 @@ class Plugin:
         self.settings = settings
         self.records: dict[str, dict[str, Any]] = {}
         self.collected: set[str] = set()
+        self.wrong: list[str] = []
         self.said: list[str] = []
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        wrong: list[str] = []
-        for item in items:
-            self.collected.add(item.nodeid)
+    @pytest.hookimpl(hookwrapper=True, tryfirst=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> Iterator[None]:
+        self.collected.update(item.nodeid for item in items)  # also those that -k leaves out
+        yield
+        for item in items:  # after the hooks of conftest files, which may add marks
             try:
-                budget = budget_of(item)
+                values = arguments_of(item)
+                if values is not None or _wants_memory(item):
+                    item.stash[_KEY] = Measured(item, values, self.settings)
             except MemlintError as error:
-                wrong.extend(f"{item.nodeid}: memory_budget: {line}" for line in str(error).splitlines())
-                continue
-            if budget is not None or _wants_memory(item):
-                item.stash[_KEY] = Measured(item, _completed(budget or Budget(), self.settings), self.settings)
-        if wrong:
-            raise pytest.UsageError("\n".join(wrong))
+                self.wrong.extend(f"{item.nodeid}: memory_budget: {line}" for line in str(error).splitlines())
+        if self.wrong and self._worker is None:
+            raise pytest.UsageError("\n".join(self.wrong))
+        if self.wrong:
+            items.clear()  # an error does not travel from a worker; the controller says what was wrong
+
+    @property
+    def _worker(self) -> dict[str, Any] | None:
+        """What a worker of xdist gives to the controller at its end; None in any other process."""
+        output: dict[str, Any] | None = getattr(self.config, "workeroutput", None)
+        return output
 
     @pytest.hookimpl(hookwrapper=True, tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> Iterator[None]:
         measured = item.stash.get(_KEY, None)
-        if measured is None:
-            yield
-            return
-        measured.record = None
-        measured.memory = None
-        try:
-            measured.start()
-        except BackendUnavailable as error:
-            item.add_marker(pytest.mark.skip(reason=f"memory budget: {error}"))
-            yield
-            return
+        if measured is not None:
+            try:
+                measured.start()
+            except BackendUnavailable as error:
+                item.add_marker(pytest.mark.skip(reason=f"memory budget: {error}"))
         result: Any = yield
-        if result.excinfo is not None:
+        if measured is not None and result.excinfo is not None:
             measured.stop()
+
+    @pytest.hookimpl(hookwrapper=True)
+    def pytest_fixture_setup(
+        self, fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
+    ) -> Iterator[None]:
+        item = request._pyfuncitem
+        measured = item.stash.get(_KEY, None)
+        shared = measured is not None and fixturedef.scope != "function"
+        with measured.shared_fixture() if shared and measured is not None else nullcontext():
+            yield
+
+    @pytest.hookimpl(hookwrapper=True)
+    def pytest_runtest_teardown(self, item: pytest.Item) -> Iterator[None]:
+        measured = item.stash.get(_KEY, None)
+        if measured is not None:
+            measured.stop()  # where the test was not called, as with --setup-only
+        yield
 
     @pytest.hookimpl(hookwrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
@@ -453,9 +495,12 @@ class Plugin:
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        worker = getattr(self.config, "workeroutput", None)
-        if worker is not None:
-            worker["memlint_collected"] = sorted(self.collected)
+        if self._worker is not None:
+            self._worker.update(memlint_collected=sorted(self.collected), memlint_wrong=self.wrong)
+            return
+        if self.wrong:
+            session.exitstatus = pytest.ExitCode.USAGE_ERROR
+            self.said.extend(f"error: {line}" for line in dict.fromkeys(self.wrong))
             return
         records = list(self.records.values())
         try:
@@ -466,7 +511,9 @@ class Plugin:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
-        self.collected.update(getattr(node, "workeroutput", {}).get("memlint_collected", ()))
+        output = getattr(node, "workeroutput", {})
+        self.collected.update(output.get("memlint_collected", ()))
+        self.wrong.extend(output.get("memlint_wrong", ()))
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         records = list(self.records.values())
@@ -504,7 +551,9 @@ class Plugin:
     def _baseline(self, saved: Baseline, records: list[dict[str, Any]]) -> None:
         measured = [record for record in records if record["peak"] is not None]
         devices = sorted({baselines.device_key(record) for record in measured})
-        stale = {device: saved.stale(device, self.collected) for device in devices}
+        # of a file of which tests were named, or --lf picked some, the others were not looked for
+        all_collected = not any("::" in str(arg) for arg in self.config.args) and not self.config.getoption("lf", False)
+        stale = {device: saved.stale(device, self.collected) for device in devices if all_collected}
         if self.settings.update_baseline:
             good = [record for record in measured if record["passed"]]
             changed = saved.update(good)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from memlint.runtime.backends.base import Backend
 from memlint.runtime.budget import STEPS, WARMUP, Budget
 from memlint.runtime.series import Growth, Series, StepRecord, Trend
-from memlint.runtime.verdict import Outcome, Traced, Verdict, judge
+from memlint.runtime.verdict import Outcome, Traced, Verdict, failed_first, judge
 from memlint.units import format_bytes
 
 if TYPE_CHECKING:
@@ -59,8 +59,7 @@ class Session:
         self.records: list[StepRecord] = []
         self._frozen = Frozen()
         self._old: OldStorages | None = None
-        self._warmup = WARMUP if budget.warmup is None else budget.warmup
-        self._steps = STEPS if budget.steps is None else budget.steps
+        self._elsewhere = 0
 
     def start(self) -> None:
         """Count from here on."""
@@ -77,10 +76,28 @@ class Session:
         self._frozen.thaw()
         self.backend.stop()
 
+    @property
+    def warmup(self) -> int:
+        """Steps before measuring."""
+        return WARMUP if self.budget.warmup is None else self.budget.warmup
+
+    @property
+    def steps(self) -> int:
+        """Measured steps."""
+        return STEPS if self.budget.steps is None else self.budget.steps
+
+    def allocated(self) -> int:
+        """Bytes alive now that count."""
+        return self.backend.allocated() - self._elsewhere
+
+    def leave_out(self, nbytes: int) -> None:
+        """So many bytes that are alive now do not count: they are not of this run alone."""
+        self._elsewhere += nbytes
+
     @contextlib.contextmanager
     def step(self) -> Iterator[None]:
         """One step. An exception passes through, and the step does not count then."""
-        before = self.backend.allocated()
+        before = self.allocated()
         with collector_off():
             self.backend.begin_step()
             began = time.perf_counter()
@@ -88,47 +105,55 @@ class Session:
             seconds = time.perf_counter() - began
             reading = self.backend.end_step()
         gc.collect()
-        collected = self.backend.allocated()
         self.records.append(
             StepRecord(
-                len(self.records), seconds, before, reading.allocated, reading.peak, collected, reading.reserved_peak
+                index=len(self.records),
+                seconds=seconds,
+                allocated_before=before,
+                allocated_after=reading.allocated - self._elsewhere,
+                peak=None if reading.peak is None else reading.peak - self._elsewhere,
+                collected=self.allocated(),
+                reserved_peak=reading.reserved_peak,
             )
         )
 
     def run(self, body: Callable[[], object]) -> None:
         """Run `body` as often as the budget says; and more often, where growth is judged and not settled yet."""
-        for _ in range(self._warmup + self._steps):
+        for _ in range(self.warmup + self.steps):
             with self.step():
                 body()
         if self.budget.growth is None:
             return
-        for _ in range((_MOST_TIMES - 1) * self._steps):
+        for _ in range((_MOST_TIMES - 1) * self.steps):
             if self.series().growth().settled:
                 break
             try:
                 with self.step():
                     body()
-            except Exception:
-                break  # the body had as many steps in it as were asked for: that it has no more is no failure
+            except StopIteration:
+                break  # the body had as many batches as were asked for: that it has no more is no failure
 
     def series(self) -> Series:
         """The steps so far."""
-        warmup = self._warmup if len(self.records) > self._warmup else 0
+        warmup = self.warmup if len(self.records) > self.warmup else 0
         return Series(warmup, tuple(self.records))
 
     def outcome(
         self,
         body: Callable[[Tracing], Traced] | None = None,
         labels: Callable[[], Mapping[int, str]] = dict,
-        extra: Callable[[Series], list[Verdict]] = lambda series: [],
+        extra: Callable[[Outcome], Sequence[Verdict]] = lambda outcome: (),
     ) -> Outcome:
         """Judge the steps. Where a limit failed, `body` runs a few of them again, traced, to say why (`again`).
 
-        labels names objects by id for the reports, such as fixtures. extra gives further verdicts (baselines).
+        labels names objects by id for the reports, such as fixtures. extra gives further verdicts, such as those of
+        baselines.
         """
         series = self.series()
         growth = series.growth()
-        outcome = outcome_of(self.backend, self.budget, series, growth, extra(series))
+        outcome = outcome_of(self.backend, self.budget, series, growth)
+        for verdict in extra(outcome):
+            outcome = outcome.also(verdict)
         if body is None or not self._wants_trace(outcome):
             return outcome
         self.backend.pause()
@@ -215,9 +240,7 @@ class Tracing:
         self.found = Traced(tuple(leaks), tuple(cycles), breakdown, self.done)
 
 
-def outcome_of(
-    backend: Backend, budget: Budget, series: Series, growth: Growth, extra: Sequence[Verdict] = ()
-) -> Outcome:
+def outcome_of(backend: Backend, budget: Budget, series: Series, growth: Growth) -> Outcome:
     """The verdicts on a series, with what goes beside them; nothing is traced yet."""
     import torch
 
@@ -229,7 +252,7 @@ def outcome_of(
         budget=budget,
         series=series,
         growth=growth,
-        verdicts=_failed_first([*judge(budget, series, growth), *extra]),
+        verdicts=failed_first(judge(budget, series, growth)),
         leftover=backend.leftover,
         details=dict(details.values),
         notes=tuple(_notes(budget, series, growth)),
@@ -262,18 +285,30 @@ def collector_off() -> Iterator[None]:
 def again(body: Callable[[], object]) -> Callable[[Tracing], Traced]:
     """Runs `body` for every step of a tracing; an exception ends it early."""
 
-    def run(tracing: Tracing) -> Traced:
+    def steps(tracing: Tracing) -> None:
+        for _ in range(tracing.steps):
+            with tracing.step():
+                body()
+
+    return traced_through(steps)
+
+
+def traced_through(run: Callable[[Tracing], None]) -> Callable[[Tracing], Traced]:
+    """Traces what `run` does in steps; whatever ends it early is a note, and nothing of the tracing stays behind."""
+
+    def traced(tracing: Tracing) -> Traced:
         tracing.start()
         note = None
         try:
-            for _ in range(tracing.steps):
-                with tracing.step():
-                    body()
-        except Exception as error:
+            run(tracing)
+        except KeyboardInterrupt:
+            tracing.finish()
+            raise
+        except BaseException as error:  # pytest.skip() and pytest.fail() raise no Exception
             note = f"tracing stopped in its step {tracing.done + 1}: {type(error).__name__}: {error}"
         return tracing.finish(note)
 
-    return run
+    return traced
 
 
 def traced_steps(growth: Growth) -> int:
@@ -283,10 +318,6 @@ def traced_steps(growth: Growth) -> int:
     if growth.period is None:
         return 2 * TRACED_STEPS + 2
     return min(max(TRACED_STEPS, 3 * growth.period + 1), _MOST_TRACED)
-
-
-def _failed_first(verdicts: list[Verdict]) -> tuple[Verdict, ...]:
-    return tuple(sorted(verdicts, key=lambda verdict: verdict.passed))
 
 
 def _notes(budget: Budget, series: Series, growth: Growth) -> Iterator[str]:

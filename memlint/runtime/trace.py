@@ -29,12 +29,13 @@ class Block:
     """One storage, alive or gone.
 
     nbytes: its size. shape, dtype: those of the tensor that first showed it. site: the line outside torch that made it;
-    caller: the line of user code that led there. step: the traced step, -1 for what was there before.
+    caller: the line of user code that led there. changed_at: the same two lines of the last change in place in forward
+    code, of what was there before. step: the traced step, -1 for what was there before.
     born, died: moments, counted in events; died is None while it lives.
     """
 
     __slots__ = (
-        "born", "caller", "category", "died", "dtype", "from_parameters",
+        "born", "caller", "category", "changed_at", "died", "dtype", "from_parameters",
         "key", "nbytes", "phase", "shape", "site", "step",
     )  # fmt: skip
 
@@ -44,6 +45,7 @@ class Block:
         self.category = OTHER
         self.site: Site | None = None
         self.caller: Site | None = None
+        self.changed_at: tuple[Site | None, Site | None] | None = None
         self.died: int | None = None
         self.from_parameters = False
 
@@ -127,7 +129,6 @@ class TracingTracker(StorageTracker):
         with self._lock:
             if not self._running:
                 return
-            self._clock += 1
             backward = torch._C._current_graph_task_id() != -1
             if self._in_backward and not backward:
                 self._drain()
@@ -137,6 +138,15 @@ class TracingTracker(StorageTracker):
             self._in_backward = backward
             self._from_parameters = any(map(self._comes_from_parameters, args))
             super().saw(func, args, kwargs, out)
+            if func._schema.is_mutable and self._phase() == FORWARD:
+                self._note_change(out)
+            self._clock += 1  # what dies from here on was alive at this operator's moment
+
+    def _note_change(self, out: Any) -> None:
+        for _, storage in storages(out) if isinstance(out, torch.Tensor) else ():
+            block = self.block_of(storage)
+            if block is not None and block.step < 0:
+                block.changed_at = made_at(sys._getframe(1))
 
     def _born(self, key: int, item: Live, tensor: torch.Tensor, func: Any) -> None:
         block = Block(key, item.nbytes, tensor, -1 if item.before else self.step, self._phase(), self._clock)

@@ -79,7 +79,7 @@ class StorageTracker:
         self._alive: dict[int, Live] = {}
         self._freed: deque[_Ref] = deque()
         self._lock = threading.RLock()
-        self._modes: list[TrackingMode] = []
+        self._mode: TrackingMode | None = None
         self._running = False
 
     # -- life ----------------------------------------------------------------------------------------------------
@@ -94,17 +94,21 @@ class StorageTracker:
 
     def resume(self) -> None:
         """See the operators of this thread, and of threads that start from now on."""
-        mode = TrackingMode(self)
-        self._modes.append(mode)
-        _push_mode(mode)
-        if len(self._modes) == 1:
-            _threads.add(self)
+        if self._mode is not None:
+            return
+        _uncompiled.begin()
+        self._mode = TrackingMode([self])
+        _push_mode(self._mode)
+        _threads.add(self)
 
     def pause(self) -> None:
         """See no operators any more; frees are still counted."""
+        if self._mode is None:
+            return
         _threads.discard(self)
-        while self._modes:
-            remove_mode(self._modes.pop())
+        remove_mode(self._mode)
+        self._mode = None
+        _uncompiled.end()
 
     def stop(self) -> None:
         """Forget everything."""
@@ -215,22 +219,52 @@ class StorageTracker:
 
 
 class TrackingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Shows a tracker the operators of one thread."""
+    """Shows trackers the operators of one thread; which ones may change while the thread runs."""
 
-    def __init__(self, tracker: StorageTracker) -> None:
+    def __init__(self, trackers: list[StorageTracker]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._tracker = tracker
+        self._trackers = trackers
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        # Else torch wraps __torch_dispatch__ in a call into torch._dynamo: 4 of 9 microseconds an operator, and an
-        # import of two seconds. With a mode on the stack dynamo leaves frames alone by itself.
+        # Else torch wraps __torch_dispatch__ in a call into torch._dynamo: 4 of 9 microseconds an operator. Nothing is
+        # compiled while a tracker watches (`_Uncompiled`).
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **kwargs) if kwargs else func(*args)
-        self._tracker.saw(func, args, kwargs, out)
+        for tracker in self._trackers:
+            tracker.saw(func, args, kwargs, out)
         return out
+
+
+class _Uncompiled:
+    """While a tracker runs, functions under torch.compile run as they are written, also those compiled before.
+
+    By the stance "force_eager" (torch.compiler.set_stance, torch 2.6); older versions leave them compiled.
+    """
+
+    def __init__(self) -> None:
+        self._wanted = 0
+        self._stance: Any = None
+
+    def begin(self) -> None:
+        """Each call needs an `end()`."""
+        self._wanted += 1
+        set_stance: Any = getattr(torch.compiler, "set_stance", None)
+        if self._wanted == 1 and set_stance is not None:
+            self._stance = set_stance("force_eager")
+            self._stance.__enter__()
+
+    def end(self) -> None:
+        """The last one leaves torch as it was."""
+        self._wanted -= 1
+        if not self._wanted and self._stance is not None:
+            self._stance.__exit__(None, None, None)
+            self._stance = None
+
+
+_uncompiled = _Uncompiled()
 
 
 def storages(tensor: torch.Tensor) -> Iterator[tuple[torch.Tensor, Any]]:
@@ -239,12 +273,15 @@ def storages(tensor: torch.Tensor) -> Iterator[tuple[torch.Tensor, Any]]:
     A wrapper subclass (DTensor, a jagged nested tensor) is taken apart by its `__tensor_flatten__`, a sparse tensor
     into its indices and values; an opaque one (mkldnn) has no storage that could be seen.
     """
-    if type(tensor) is not torch.Tensor and is_traceable_wrapper_subclass(tensor):
-        for name in tensor.__tensor_flatten__()[0]:
-            part = getattr(tensor, name)
-            if isinstance(part, torch.Tensor):
-                yield from storages(part)
-        return
+    if type(tensor) is not torch.Tensor and type(tensor) is not torch.nn.Parameter:
+        if is_traceable_wrapper_subclass(tensor):
+            for name in tensor.__tensor_flatten__()[0]:
+                part = getattr(tensor, name)
+                if isinstance(part, torch.Tensor):
+                    yield from storages(part)
+            return
+        if _is_empty_wrapper(tensor):
+            return
     try:
         storage = tensor.untyped_storage()
     except (NotImplementedError, RuntimeError):
@@ -256,6 +293,20 @@ def storages(tensor: torch.Tensor) -> Iterator[tuple[torch.Tensor, Any]]:
         with contextlib.suppress(RuntimeError, NotImplementedError):
             part = getattr(tensor.detach(), name)()
             yield part, part.untyped_storage()
+
+
+def _is_empty_wrapper(tensor: torch.Tensor) -> bool:
+    """Whether a subclass only stands for other tensors: its storage has a size, and no memory behind it."""
+    try:
+        storage = tensor.untyped_storage()
+    except (NotImplementedError, RuntimeError):
+        return False
+    if storage.nbytes() == 0 or storage.device.type == "meta":
+        return False
+    try:
+        return storage.data_ptr() == 0
+    except RuntimeError:  # "invalid python storage", says torch of such a one
+        return True
 
 
 def live_tensors() -> list[torch.Tensor]:
@@ -330,8 +381,8 @@ class _Threads:
             trackers = self._trackers
 
             def bootstrap(thread: threading.Thread) -> None:
-                for tracker in trackers:
-                    _push_mode(TrackingMode(tracker))
+                # the list, not its items: a thread may outlive a tracker and see the next
+                _push_mode(TrackingMode(trackers))
                 original(thread)
 
             threading.Thread._bootstrap_inner = bootstrap  # type: ignore[attr-defined]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -76,8 +76,8 @@ class Outcome:
         return _with_bounds(replace(self, traced=traced, notes=notes))
 
     def also(self, verdict: Verdict) -> Outcome:
-        """The same with one more verdict, in front."""
-        return replace(self, verdicts=(verdict, *self.verdicts))
+        """The same with one more verdict."""
+        return replace(self, verdicts=failed_first((verdict, *self.verdicts)))
 
     def noted(self, note: str) -> Outcome:
         """The same with one more note."""
@@ -101,6 +101,11 @@ def _with_bounds(outcome: Outcome) -> Outcome:
     most = sum(leak.bytes_per_step * (leak.holder.bound or 0) for leak in bounded if leak.holder is not None)
     holders = ", ".join(leak.holder.path for leak in bounded if leak.holder is not None)
     return outcome.without("growth", f"memory grows until {holders} is full, by {format_bytes(most)} in all")
+
+
+def failed_first(verdicts: Iterable[Verdict]) -> tuple[Verdict, ...]:
+    """The verdicts in the order of a report."""
+    return tuple(sorted(verdicts, key=lambda verdict: verdict.passed))
 
 
 def judge(budget: Budget, series: Series, growth: Growth) -> Iterator[Verdict]:

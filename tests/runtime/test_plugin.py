@@ -153,6 +153,30 @@ def project(folder: Path, text: str, ini: str = "") -> Path:
     return folder
 
 
+def outcomes(junit: ElementTree.Element) -> dict[str, str]:
+    """What became of each test: "passed", "failure", "error" or "skipped"."""
+    found = {}
+    for case in junit.iter("testcase"):
+        kinds = [child.tag for child in case if child.tag in ("failure", "error", "skipped")]
+        found[str(case.get("name"))] = kinds[0] if kinds else "passed"
+    return found
+
+
+def said_of(junit: ElementTree.Element, name: str) -> str:
+    """The text of what went wrong with a test."""
+    for kind in ("failure", "error", "skipped"):
+        found = junit.find(f".//testcase[@name='{name}']/{kind}")
+        if found is not None:
+            return f"{found.get('message')}\n{found.text}"
+    return ""
+
+
+def peaks_of(path: Path) -> dict[str, dict[str, int | None]]:
+    """The entries of a baseline with one device."""
+    (entries,) = json.loads(path.read_text(encoding="utf-8"))["peaks"].values()
+    return dict(entries)
+
+
 class Big:
     """One run of the large project, with all that it wrote."""
 
@@ -251,6 +275,409 @@ class TestOneRun:
         assert "held by `trainer.losses[*]`" in markdown
 
 
+ODD = """
+import gc, unittest
+import pytest, torch
+from hypothesis import given, settings, strategies as st
+from memlint import memory_budget
+
+counts = {}
+kept = []
+
+def count(name):
+    counts[name] = counts.get(name, 0) + 1
+    return counts[name]
+
+@pytest.fixture(scope="session", autouse=True)
+def tell():
+    yield
+    print("\\nCOUNTS", counts)
+
+@pytest.fixture(scope="session")
+def of_session(): return [torch.zeros(1000)]
+@pytest.fixture(scope="package")
+def of_package(): return [torch.zeros(1000)]
+@pytest.fixture(scope="module")
+def of_module(): return [torch.zeros(1000)]
+@pytest.fixture(scope="class")
+def of_class(): return [torch.zeros(1000)]
+@pytest.fixture
+def of_function(): return [torch.zeros(1000)]
+
+@pytest.mark.memory_budget(growth=0, steps=3, warmup=0)
+class TestScopes:
+    def test_first(self, of_session, of_package, of_module, of_class, of_function): torch.zeros(10)
+    def test_second(self, of_session, of_package, of_module, of_class, of_function): torch.zeros(10)
+    @pytest.mark.parametrize("scope", ["session", "package", "module", "class", "function"])
+    def test_leak_in(self, scope, request, of_session, of_package, of_module, of_class, of_function):
+        request.getfixturevalue(f"of_{scope}").append(torch.zeros(100))
+
+@pytest.fixture
+def torn():
+    yield count("setup")
+    count("teardown")
+
+@pytest.mark.memory_budget(steps=3, warmup=1)
+def test_fixtures_are_set_up_once(torn):
+    assert torn == 1
+
+@pytest.mark.memory_budget
+def test_bare(): count("bare")
+
+@pytest.mark.memory_budget(growth=0)
+def test_own_error_at_once():
+    count("once")
+    raise KeyError("first")
+
+@pytest.mark.memory_budget(peak=1)
+def test_own_error_and_over_peak():
+    torch.zeros(100)
+    assert count("over") < 5, "mine"
+
+@pytest.mark.memory_budget(growth=0)
+def test_own_skip():
+    if count("skip") == 3: pytest.skip("enough")
+
+@pytest.fixture
+def fails(): raise KeyError("fixture")
+@pytest.mark.memory_budget(growth=0)
+def test_fixture_fails(fails): pass
+
+@pytest.fixture
+def fails_later():
+    yield
+    raise KeyError("teardown")
+@pytest.mark.memory_budget(growth=0, steps=3, warmup=0)
+def test_teardown_fails(fails_later): pass
+
+@pytest.mark.skip(reason="not today")
+@pytest.mark.memory_budget(growth=0)
+def test_skipped(): count("skipped")
+
+@pytest.mark.xfail(strict=True)
+@pytest.mark.memory_budget(peak=1)
+def test_xfail(): torch.zeros(10)
+
+@pytest.mark.memory_budget(growth=0, steps=3, warmup=0)
+def test_runs_out_in_extra_steps():
+    number = count("extra")
+    if number == 3: kept.append(torch.zeros(1000))
+    if number > 4: raise StopIteration
+
+@pytest.mark.memory_budget(growth=0, steps=3, warmup=0)
+def test_own_error_in_extra_steps():
+    number = count("late")
+    if number == 3: kept.append(torch.zeros(1000))
+    assert number < 5, "wrong result"
+
+class Node: pass
+def cycle():
+    node = Node()
+    node.me, node.data = node, torch.zeros(1000)
+@pytest.mark.memory_budget(growth=0, steps=3)
+def test_cycle_warns(): cycle()
+@pytest.mark.memory_budget(growth=0, steps=3, cycles="fail")
+def test_cycle_fails(): cycle()
+@pytest.mark.memory_budget(growth=0, steps=3, cycles="ignore")
+def test_cycle_is_ignored(): cycle()
+
+@pytest.mark.memory_budget(growth=0, steps=3, warmup=0)
+@settings(max_examples=5, deadline=None)
+@given(st.integers(1, 5))
+def test_hypothesis(n): torch.zeros(n)
+
+class TestUnit(unittest.TestCase):
+    @memory_budget(peak=1, steps=3)
+    def test_unit_over_peak(self): torch.zeros(10)
+    @memory_budget(peak=1, steps=3)
+    def test_unit_skips(self): self.skipTest("why")
+    @memory_budget(growth=0, steps=3)
+    def test_unit_own_error(self): self.assertEqual(1, 2)
+
+@pytest.mark.memory_budget(growth=0)
+def test_seven_leaks(): exec("\\n".join(f"kept.append(torch.zeros({i}, 2, 3))" for i in range(1, 200)))
+
+def test_end():
+    from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+    import threading
+    assert not _get_current_dispatch_mode_stack()
+    assert gc.isenabled() and gc.get_freeze_count() == 0 and not gc.garbage
+    assert threading.Thread._bootstrap_inner.__module__ == "threading"
+"""
+
+MEMORY = """
+import pytest, torch
+counts, kept = {}, []
+
+def count(name):
+    counts[name] = counts.get(name, 0) + 1
+    return counts[name]
+
+@pytest.fixture(scope="session", autouse=True)
+def tell():
+    yield
+    print("\\nCOUNTS", counts)
+
+def test_run_takes_steps(memory):
+    memory.run(lambda: count("run"), steps=5, warmup=1)
+def test_run_takes_limits(memory):
+    memory.run(lambda: torch.zeros(1000), peak=100)
+def test_run_twice(memory):
+    memory.run(lambda: torch.zeros(10000), peak=100)
+    memory.run(lambda: torch.zeros(10), peak=100)
+def test_run_twice_limits(memory):
+    memory.run(lambda: torch.zeros(10000), peak=100)
+    memory.run(lambda: torch.zeros(10000), peak="1 GiB")
+def test_bad_limit(memory):
+    memory.run(lambda: None, peek=1)
+
+@pytest.mark.memory_budget(growth=0, peak="1 MiB", warmup=1)
+def test_mark_gives_the_limits(memory):
+    for _ in range(8):
+        with memory.step():
+            kept.append(torch.zeros(1000))
+def test_error_in_a_step(memory):
+    for i in range(8):
+        with memory.step():
+            if i == 5: raise KeyError("sixth")
+def test_oom_in_a_step(memory):
+    for i in range(8):
+        with memory.step():
+            torch.zeros(10)
+            if i == 5: raise torch.OutOfMemoryError("CUDA out of memory. Tried to")
+def test_allocated(memory):
+    before = memory.allocated
+    x = torch.zeros(1000)
+    assert memory.allocated == before + 4000
+@pytest.mark.memory_budget(growth=0)
+def test_leak_outside_of_steps(memory):
+    for _ in range(8):
+        kept.append(torch.zeros(1000))
+        with memory.step():
+            torch.zeros(10)
+
+@pytest.fixture
+def trainer(memory): return memory
+def test_through_a_fixture(trainer):
+    trainer.run(lambda: kept.append(torch.zeros(10)), growth=0, steps=4)
+@pytest.fixture
+def early(memory):
+    with memory.step(): pass
+def test_in_a_fixture(early): pass
+@pytest.fixture
+def early_run(memory):
+    memory.run(lambda: None)
+def test_run_in_a_fixture(early_run): pass
+@pytest.fixture
+def asked(request): return request.getfixturevalue("memory")
+def test_asked_for_by_name(asked): pass
+@pytest.mark.memory_budget(peak=1)
+def test_no_step(memory): torch.zeros(1000)
+
+class TestOverridden:
+    @pytest.fixture
+    def memory(self): return "mine"
+    def test_own(self, memory): assert memory == "mine"
+
+def test_end():
+    import gc
+    from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+    assert not _get_current_dispatch_mode_stack()
+    assert gc.isenabled() and gc.get_freeze_count() == 0
+"""
+
+
+class Run:
+    """One run of a project of one file, with its JUnit file and report."""
+
+    def __init__(self, folder: Path, text: str, *arguments: str, ini: str = "") -> None:
+        project(folder, text, ini)
+        self.ran = run_pytest(folder, "-s", "--memory-report=report.json", "--junitxml=j.xml", *arguments)
+        self.junit = ElementTree.parse(folder / "j.xml").getroot()
+        self.outcomes = outcomes(self.junit)
+        report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
+        jsonschema.validate(report, schema())
+        self.tests: dict[str, dict[str, Any]] = {test["test"].rpartition("::")[2]: test for test in report["tests"]}
+        told = self.ran.stdout.partition("COUNTS {")[2].partition("}")[0]
+        self.counts = {name.strip("'"): int(number) for name, number in (p.split(": ") for p in told.split(", ") if p)}
+
+    def said(self, name: str) -> str:
+        """The text of what went wrong with a test."""
+        return said_of(self.junit, name)
+
+    def failed_limits(self, name: str) -> list[str]:
+        """The limits that did not hold."""
+        return [verdict["limit"] for verdict in self.tests[name]["verdicts"] if not verdict["passed"]]
+
+
+@pytest.fixture(scope="module")
+def odd(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return Run(tmp_path_factory.mktemp("odd"), ODD)
+
+
+@pytest.fixture(scope="module")
+def memory_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return Run(tmp_path_factory.mktemp("memory"), MEMORY)
+
+
+@pytest.mark.xdist_group("plugin")
+class TestOddOnes:
+    def test_what_becomes_of_each(self, odd: Run) -> None:
+        bad = {name: kind for name, kind in odd.outcomes.items() if kind != "passed"}
+        leaks = {f"test_leak_in[{s}]": "failure" for s in ("session", "package", "module", "class", "function")}
+        assert bad == {
+            **leaks, "test_own_error_at_once": "failure", "test_own_error_and_over_peak": "failure",
+            "test_own_skip": "skipped", "test_fixture_fails": "error", "test_teardown_fails": "error",
+            "test_skipped": "skipped", "test_xfail": "skipped", "test_cycle_fails": "failure",
+            "test_unit_over_peak": "failure", "test_unit_skips": "skipped", "test_unit_own_error": "failure",
+            "test_seven_leaks": "failure",
+            "test_own_error_in_extra_steps": "failure",
+        }  # fmt: skip
+
+    def test_tests_that_follow_find_torch_and_the_collector_as_before(self, odd: Run) -> None:
+        assert odd.outcomes["test_end"] == "passed"
+
+    @pytest.mark.parametrize("scope", ["session", "package", "module", "class", "function"])
+    def test_a_leak_into_a_fixture_of_any_scope_names_the_fixture(self, odd: Run, scope: str) -> None:
+        assert f"held by `of_{scope}[*]` (a fixture, list, " in odd.said(f"test_leak_in[{scope}]")
+
+    def test_peaks_do_not_depend_on_which_test_sets_a_shared_fixture_up(self, odd: Run) -> None:
+        assert odd.tests["test_first"]["peak"] == odd.tests["test_second"]["peak"]
+
+    def test_how_often_things_ran(self, odd: Run) -> None:
+        assert (odd.counts["setup"], odd.counts["teardown"], odd.counts["bare"]) == (1, 1, 13)
+        assert (odd.counts["once"], odd.counts["over"], odd.counts["skip"]) == (1, 5, 3)
+        assert "skipped" not in odd.counts
+
+    @pytest.mark.parametrize(
+        ("name", "said"),
+        [
+            ("test_own_error_at_once", "KeyError: 'first'"),
+            ("test_own_error_and_over_peak", "AssertionError: mine"),
+            ("test_unit_own_error", "AssertionError: 1 != 2"),
+        ],
+    )
+    def test_the_own_error_is_shown_without_frames_of_memlint(self, odd: Run, name: str, said: str) -> None:
+        assert said in odd.said(name)
+        assert "memory budget" not in odd.said(name)
+        assert "memlint" not in odd.said(name)
+        assert name not in odd.tests
+
+    def test_no_more_batches_in_extra_steps_is_no_failure(self, odd: Run) -> None:
+        assert odd.tests["test_runs_out_in_extra_steps"]["growth"]["trend"] == "unsettled"
+        assert len(odd.tests["test_runs_out_in_extra_steps"]["steps"]) == 4
+
+    def test_cycles_warn_fail_or_are_ignored(self, odd: Run) -> None:
+        assert "MemoryCycleWarning: 3.91 KiB a step are freed by a garbage collection only" in odd.ran.stdout
+        assert odd.ran.stdout.count("MemoryCycleWarning") == 1
+        assert odd.failed_limits("test_cycle_fails") == ["cycles"]
+        assert "cycle: 3.91 KiB a step in Node.me > Node" in odd.said("test_cycle_fails")
+        assert not odd.tests["test_cycle_is_ignored"]["verdicts"][1:]
+
+    def test_the_peak_is_broken_down_where_nothing_is_left_at_the_end_of_a_step(self, odd: Run) -> None:
+        assert odd.tests["test_cycle_fails"]["peak_breakdown"]["bytes"] == 4000
+
+    def test_a_failure_has_fewer_than_forty_lines(self, odd: Run) -> None:
+        for name, kind in odd.outcomes.items():
+            if kind == "failure" and name in odd.tests:
+                text = odd.junit.find(f".//testcase[@name='{name}']/failure")
+                assert text is not None
+                assert len((text.text or "").splitlines()) < 40, name
+
+
+@pytest.mark.xdist_group("plugin")
+class TestMemoryFixture:
+    def test_run_takes_steps_and_warm_up(self, memory_run: Run) -> None:
+        assert memory_run.counts["run"] == 6
+
+    def test_run_takes_limits(self, memory_run: Run) -> None:
+        assert memory_run.failed_limits("test_run_takes_limits") == ["peak"]
+        assert memory_run.failed_limits("test_run_twice") == ["peak"]
+
+    def test_each_run_is_held_to_its_own_limits(self, memory_run: Run) -> None:
+        assert memory_run.outcomes["test_run_twice_limits"] == "failure"
+
+    def test_a_bad_limit_is_the_tests_own_error(self, memory_run: Run) -> None:
+        assert "BudgetError: peek=1: there is no such argument; did you mean 'peak'?" in memory_run.said(
+            "test_bad_limit"
+        )
+
+    def test_the_mark_gives_the_limits(self, memory_run: Run) -> None:
+        test = memory_run.tests["test_mark_gives_the_limits"]
+        assert memory_run.failed_limits("test_mark_gives_the_limits") == ["growth"]
+        assert [step["measured"] for step in test["steps"]] == [False] + [True] * 7
+        assert test["growth"]["rate"] == 4000
+        assert "held by `kept[*]` (a global of test_it, list" in memory_run.said("test_mark_gives_the_limits")
+
+    def test_errors_in_steps(self, memory_run: Run) -> None:
+        assert "KeyError: 'sixth'" in memory_run.said("test_error_in_a_step")
+        assert "FAIL oom: step 6 ran out of memory: CUDA out of memory" in memory_run.said("test_oom_in_a_step")
+
+    def test_what_leaks_between_steps_is_seen(self, memory_run: Run) -> None:
+        assert memory_run.failed_limits("test_leak_outside_of_steps") == ["growth"]
+
+    def test_it_works_through_a_fixture(self, memory_run: Run) -> None:
+        assert memory_run.failed_limits("test_through_a_fixture") == ["growth"]
+
+    def test_a_step_in_a_fixture_is_refused_with_a_word(self, memory_run: Run) -> None:
+        assert "BudgetError: memory.step() belongs into the test" in memory_run.said("test_in_a_fixture")
+        assert "BudgetError: memory.run() belongs into the test" in memory_run.said("test_run_in_a_fixture")
+
+    def test_asking_for_it_by_name_is_refused_with_a_word(self, memory_run: Run) -> None:
+        assert "BudgetError" in memory_run.said("test_asked_for_by_name")
+
+    def test_a_budget_without_a_step_is_a_mistake(self, memory_run: Run) -> None:
+        assert memory_run.outcomes["test_no_step"] != "passed"
+
+    def test_the_rest(self, memory_run: Run) -> None:
+        assert memory_run.outcomes["test_allocated"] == "passed"
+        assert memory_run.outcomes["test_own"] == "passed"
+        assert "test_own" not in memory_run.tests
+        assert memory_run.outcomes["test_end"] == "passed"
+
+
+def test_an_outcome_of_pytest_in_a_traced_step_leaves_nothing_behind(tmp_path: Path) -> None:
+    """pytest.fail() and pytest.skip() raise no Exception; a timeout of pytest-timeout is such a failure too."""
+    text = """
+import gc, pytest, torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+kept = []
+@pytest.mark.memory_budget(growth=0, steps=4, warmup=0)
+@pytest.mark.parametrize("end", [pytest.fail, pytest.skip], ids=["fail", "skip"])
+def test_ends(end):
+    kept.append(torch.zeros(10))
+    if len(kept) % 6 == 0: end("no more")
+def test_modes(): assert not _get_current_dispatch_mode_stack()
+def test_collector(): assert gc.get_freeze_count() == 0 and gc.isenabled()
+"""
+    found = Run(tmp_path, text)
+    assert found.outcomes["test_modes"] == "passed"
+    assert found.outcomes["test_collector"] == "passed"
+    assert "FAIL growth" in found.said("test_ends[fail]")
+    assert "FAIL growth" in found.said("test_ends[skip]")
+
+
+def test_setup_only_leaves_nothing_behind(tmp_path: Path) -> None:
+    text = "import pytest, torch\n@pytest.mark.memory_budget()\ndef test_a(): pass\n"
+    text += "@pytest.fixture(scope='session', autouse=True)\ndef tell():\n    yield\n"
+    text += "    from torch.utils._python_dispatch import _get_current_dispatch_mode_stack\n"
+    text += "    print('STACK', _get_current_dispatch_mode_stack())\n"
+    ran = run_pytest(project(tmp_path, text), "-s", "--setup-only")
+    assert "STACK []" in ran.stdout
+
+
+def test_marks_that_a_conftest_adds_count(tmp_path: Path) -> None:
+    project(tmp_path, "import torch\ndef test_a(): torch.zeros(1000)\n")
+    (tmp_path / "conftest.py").write_text(
+        "import pytest\ndef pytest_collection_modifyitems(items):\n"
+        "    for item in items: item.add_marker(pytest.mark.memory_budget(peak=1))\n",
+        encoding="utf-8",
+    )
+    ran = run_pytest(tmp_path)
+    assert ran.returncode == 1
+    assert "FAIL peak" in ran.stdout
+
+
 SMALL = """
 import pytest, torch
 kept = []
@@ -278,6 +705,31 @@ def test_ini_options_and_the_command_line_over_them(tmp_path: Path) -> None:
     first, second = json.loads((tmp_path / "s.json").read_text(encoding="utf-8"))["tests"]
     assert (len(first["steps"]), first["traced_steps"], first["passed"]) == (4, 5, True)
     assert first["leaks"][0]["holder"]["path"].startswith("`kept[*]` (a global of test_it, list")
+
+
+def test_devices_of_mark_command_line_and_ini(tmp_path: Path) -> None:
+    text = "import pytest\n@pytest.mark.memory_budget()\ndef test_auto(): pass\n"
+    text += "@pytest.mark.memory_budget(device='cpu')\ndef test_cpu(): pass\n"
+    text += "@pytest.mark.memory_budget(device='cdua')\ndef test_typo(): pass\n"
+    project(tmp_path, text, "memory_device = hpu\nmemory_fallback_device = mtia\n")
+    by_ini = run_pytest(tmp_path, "-rs", "-k", "not typo")
+    assert "1 passed, 1 skipped, 1 deselected" in by_ini.stdout
+    assert "memory budget: no hpu device is available" in by_ini.stdout
+    assert "2 passed" in run_pytest(tmp_path, "--memory-device=cpu", "-k", "not typo").stdout
+    if "cuda" not in by_ini.stdout:
+        fallen = run_pytest(tmp_path, "--memory-device=auto", "-rs", "-k", "not typo")
+        assert "memory budget: no mtia device is available" in fallen.stdout
+    # a slip of the pen must not skip the test in silence
+    typo = run_pytest(tmp_path)
+    assert typo.returncode == 4
+    assert "test_it.py::test_typo: memory_budget: device='cdua'" in typo.stdout + typo.stderr
+
+
+def test_a_mark_may_take_growth_back_that_is_the_default(tmp_path: Path) -> None:
+    text = "import pytest, torch\nkept = []\n@pytest.mark.memory_budget(growth=None)\n"
+    text += "def test_a(): kept.append(torch.zeros(10))\n"
+    ran = run_pytest(project(tmp_path, text, "memory_default_growth = 0\n"))
+    assert ran.returncode == 0
 
 
 def test_bad_values_are_one_line_each_before_anything_runs(tmp_path: Path) -> None:
@@ -318,6 +770,59 @@ def test_baselines(tmp_path: Path) -> None:
     assert run_pytest(tmp_path).returncode == 4
 
 
+def test_a_baseline_is_held_with_the_nearest_tolerance(tmp_path: Path) -> None:
+    text = "import os, pytest, torch\nsize = int(os.environ.get('SIZE', 1000))\n"
+    for name, mark in (
+        ("default", ""),
+        ("wide", "baseline='50%'"),
+        ("exact", "baseline=0"),
+        ("none", "baseline=False"),
+    ):
+        text += f"@pytest.mark.memory_budget({mark})\ndef test_{name}(): torch.zeros(size)\n"
+    text += "def test_run(memory): memory.run(lambda: torch.zeros(size), baseline=False)\n"
+    project(tmp_path, text, "memory_baseline = peaks.json\nmemory_baseline_tolerance = 20%\n")
+    run_pytest(tmp_path, "--memory-update-baseline")
+    assert set(peaks_of(tmp_path / "peaks.json")) == {
+        f"test_it.py::test_{name}" for name in ("default", "wide", "exact", "none", "run")
+    }
+    found = run_pytest(tmp_path, "-rA", SIZE="1150")
+    for name, word in (("default", "PASSED"), ("wide", "PASSED"), ("exact", "FAILED"), ("none", "PASSED")):
+        assert f"{word} test_it.py::test_{name}" in found.stdout
+    worse = run_pytest(tmp_path, "-rA", SIZE="1300")
+    for name, word in (("default", "FAILED"), ("wide", "PASSED"), ("exact", "FAILED"), ("none", "PASSED")):
+        assert f"{word} test_it.py::test_{name}" in worse.stdout
+    assert "PASSED test_it.py::test_run" in worse.stdout
+
+
+def test_a_baseline_keeps_what_a_run_of_some_tests_did_not_collect(tmp_path: Path) -> None:
+    text = "import os, pytest, torch\n@pytest.mark.memory_budget()\ndef test_a(): torch.zeros(1000)\n"
+    text += "@pytest.mark.memory_budget(growth=0)\ndef test_b(): assert not os.environ.get('FAIL')\n"
+    project(tmp_path, text, "memory_baseline = peaks.json\n")
+    run_pytest(tmp_path, "--memory-update-baseline")
+    both = {"test_it.py::test_a", "test_it.py::test_b"}
+    run_pytest(tmp_path, "--memory-update-baseline", "-k", "test_a")
+    assert set(peaks_of(tmp_path / "peaks.json")) == both
+    run_pytest(tmp_path, "--memory-update-baseline", FAIL="1")
+    assert set(peaks_of(tmp_path / "peaks.json")) == both
+    ran = run_pytest(tmp_path, "test_it.py::test_a")
+    assert "is gone" not in ran.stdout
+    run_pytest(tmp_path, "--memory-update-baseline", "test_it.py::test_a")
+    assert set(peaks_of(tmp_path / "peaks.json")) == both
+
+
+def test_a_report_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    ran = run_pytest(project(tmp_path, SMALL), "--memory-report=test_it.py/report.json")
+    assert ran.returncode == 3
+    assert "error: --memory-report: " in ran.stdout
+    assert "Traceback" not in ran.stderr
+
+
+def test_an_unwritable_step_summary_is_a_note(tmp_path: Path) -> None:
+    ran = run_pytest(project(tmp_path, SMALL), GITHUB_STEP_SUMMARY=str(tmp_path / "no" / "summary.md"))
+    assert ran.returncode == 0
+    assert "note: the step summary could not be written" in ran.stdout
+
+
 def test_results_travel_from_workers(tmp_path: Path) -> None:
     pytest.importorskip("xdist")
     project(tmp_path, SMALL)
@@ -326,7 +831,27 @@ def test_results_travel_from_workers(tmp_path: Path) -> None:
         "test_it.py::test_leak",
         "test_it.py::test_second",
     }
-    assert " memory budgets " in ran.stdout
+    table = ran.stdout.split(" memory budgets ")[1]
+    assert "test_leak" in table
+    assert "test_second" in table
+    assert "1 failed, 1 passed" in ran.stdout  # 4,000 bytes a step are within the 8 KiB of the second
+
+
+def test_baselines_are_kept_by_the_controller(tmp_path: Path) -> None:
+    pytest.importorskip("xdist")
+    project(tmp_path, SMALL, "memory_baseline = peaks.json\n")
+    ran = run_pytest(tmp_path, "-n", "2", "--memory-update-baseline")
+    assert "2 of 2 peaks changed" in ran.stdout
+    assert len(peaks_of(tmp_path / "peaks.json")) == 2
+    assert "is gone" not in run_pytest(tmp_path, "-n", "2").stdout
+
+
+def test_bad_marks_are_named_by_workers_too(tmp_path: Path) -> None:
+    pytest.importorskip("xdist")
+    text = "import pytest\n@pytest.mark.memory_budget(peak='x')\ndef test_a(): pass\ndef test_b(): pass\n"
+    ran = run_pytest(project(tmp_path, text), "-n", "2")
+    assert "test_it.py::test_a: memory_budget: peak='x'" in ran.stdout + ran.stderr
+    assert ran.returncode == 4
 
 
 def test_other_plugins_and_modes_of_pytest(tmp_path: Path) -> None:
@@ -341,10 +866,26 @@ def test_other_plugins_and_modes_of_pytest(tmp_path: Path) -> None:
     unknown = run_pytest(tmp_path, "-p", "no:memlint")
     assert unknown.returncode == 2
     assert "'memory_budget' not found in `markers`" in unknown.stdout
+    (tmp_path / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
+    once = run_pytest(tmp_path, "-p", "no:memlint")
+    assert "2 passed, 2 warnings" in once.stdout
+    assert "memory budgets" not in once.stdout
+
+
+def test_failures_are_run_again_by_rerunfailures(tmp_path: Path) -> None:
     pytest.importorskip("pytest_rerunfailures")
+    project(tmp_path, SMALL)
+    growth = "--memory-default-growth=0"
     again = run_pytest(tmp_path, growth, "--reruns", "1", "--memory-report=r.json", "-k", "leak")
     assert "1 failed, 1 deselected, 1 rerun" in again.stdout
-    assert len(json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))["tests"]) == 1
+    (test,) = json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))["tests"]
+    assert len(test["steps"]) == 13
+    text = "import pytest, torch\ntries = []\n@pytest.mark.memory_budget(growth=0, steps=3, warmup=0)\n"
+    text += "def test_flaky():\n    tries.append(torch.zeros(10) if len(tries) < 8 else None)\n"
+    flaky = run_pytest(project(tmp_path, text), "--reruns", "1", "--memory-report=r.json")
+    assert "1 passed, 1 rerun" in flaky.stdout
+    (test,) = json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))["tests"]
+    assert test["passed"]
 
 
 def test_a_project_may_have_a_fixture_called_memory(tmp_path: Path) -> None:
@@ -366,3 +907,15 @@ def test_without_torch_marked_tests_are_skipped_and_the_rest_runs(tmp_path: Path
     ran = run_pytest(tmp_path, "-rs")
     assert "1 passed, 1 skipped" in ran.stdout
     assert "memory budget: torch is not installed" in ran.stdout
+    assert "memory budgets" not in ran.stdout
+
+
+def test_without_marks_torch_is_not_imported_and_nothing_is_said(tmp_path: Path) -> None:
+    text = "import memlint, sys\ndef test_b():\n    from memlint import Budget\n"
+    text += "def test_c(): assert 'torch' not in sys.modules\n"
+    report = tmp_path / "r.json"
+    ran = run_pytest(project(tmp_path, text), f"--memory-report={report}", GITHUB_STEP_SUMMARY=str(tmp_path / "s.md"))
+    assert "2 passed" in ran.stdout
+    assert "memory budgets" not in ran.stdout
+    assert not (tmp_path / "s.md").exists()
+    assert json.loads(report.read_text(encoding="utf-8"))["tests"] == []

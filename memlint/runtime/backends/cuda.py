@@ -178,7 +178,8 @@ class CudaStatistics:
     def reset_peak(self, device: int) -> None:
         import torch
 
-        torch.cuda.reset_peak_memory_stats(device)
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # before the first use there is no peak, and asking for it is an error
+            torch.cuda.reset_peak_memory_stats(device)
 
     def synchronize(self, device: int) -> None:
         import torch

@@ -65,7 +65,7 @@ def _lines(record: Mapping[str, Any]) -> Iterator[str]:
             yield f"  and {len(rest)} more, {size} a step in all: --memory-report writes all of them"
     elif growing and record["traced_steps"]:
         yield ""
-        yield f"  the {record['traced_steps']} traced steps left no tensor behind that could be seen"
+        yield f"  tracing {record['traced_steps']} of them again showed no tensor that stays"
     for cycle in record["cycles"]:
         where = "" if cycle["site"] is None else f", made at {_place(cycle['site'])}"
         yield f"  cycle: {format_bytes(cycle['bytes_per_step'])} a step in {cycle['path']}{where}"
