@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import memlint
-from memlint.errors import ConfigError, MemlintError, UsageError
+from memlint.errors import BudgetError, ConfigError, MemlintError, UsageError
 from memlint.lint.model import Report, Severity
 from memlint.reporters import ALL_FORMATS, RuleText, View
 
@@ -306,7 +306,15 @@ def run_script(options: argparse.Namespace) -> int:
     from memlint.runtime.report.text import text_of
     from memlint.runtime.script import Plan, run
 
+    if options.report is not None and not os.path.isdir(os.path.dirname(options.report) or "."):
+        raise UsageError(f"--report {options.report}: there is no such folder")  # said now, not after the training
     limits = {"peak": options.budget, "reserved": options.reserved, "growth": options.growth, "device": options.device}
+    for name, value in limits.items():
+        try:
+            Budget.parse({name: value})
+        except BudgetError as error:
+            option = "budget" if name == "peak" else name
+            raise UsageError(f"--{option} {value}: {str(error).partition(': ')[2]}") from None
     plan = Plan(
         target=options.target,
         arguments=options.arguments,

@@ -8,6 +8,7 @@ because of infinities ends a step all the same.
 from __future__ import annotations
 
 import builtins
+import importlib.util
 import os
 import runpy
 import sys
@@ -36,6 +37,8 @@ from memlint.units import format_bytes
 _SHOWN_EVERY = 0.2
 #: another optimizer leads after so many steps without one of the leader: its phase of the training has ended
 _LEADER_GONE = 3
+#: what a shell gives for a process that Ctrl-C ended
+_INTERRUPTED = 130
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,6 @@ def run(plan: Plan, live: TextIO | None = None) -> Ran:
 
     Raises UsageError where there is no such script, BackendUnavailable where the device is not there.
     """
-    code = _code_of(plan)
     backend = find(plan.budget.device)
     loop = Loop(backend, plan.budget, plan.warmup, trace=plan.trace)
     line = _Line(live, loop)
@@ -87,10 +89,12 @@ def run(plan: Plan, live: TextIO | None = None) -> Ran:
 
     trouble: Verdict | None = None
     with _as_main(plan), _optimizer_steps(step):
+        code = _code_of(plan)
         loop.start()
         try:
             exit_code, error = _execute(code, plan)
-            if error is not None:
+            interrupted = isinstance(error, KeyboardInterrupt)
+            if error is not None and not interrupted:
                 trouble = out_of_memory(error, loop.steps + 1)
                 if trouble is None:
                     _print_error(error)
@@ -101,6 +105,8 @@ def run(plan: Plan, live: TextIO | None = None) -> Ran:
     outcome = loop.outcome()
     if not loop.records:
         outcome = outcome.noted("no optimizer step was seen, so nothing was measured")
+    if interrupted:
+        outcome = outcome.noted(f"interrupted in step {loop.steps + 1}")
     if trouble is not None:
         outcome = outcome.also(trouble)
     backend.stop()
@@ -116,11 +122,11 @@ def _execute(code: types.CodeType | None, plan: Plan) -> tuple[int, BaseExceptio
             exec(code, vars(sys.modules["__main__"]))
     except Stop:
         return 0, None
+    except KeyboardInterrupt as error:
+        return _INTERRUPTED, error
     except Exception as error:
         return 1, error
     except BaseException as error:
-        if isinstance(error, KeyboardInterrupt):
-            raise
         if not hasattr(error, "code"):
             return 1, error
         return _exit_code(error.code), None
@@ -139,6 +145,12 @@ def _exit_code(value: object) -> int:
 
 def _code_of(plan: Plan) -> types.CodeType | None:
     if plan.is_module:
+        try:
+            found = importlib.util.find_spec(plan.target)
+        except (ImportError, ValueError):
+            found = None
+        if found is None:
+            raise UsageError(f"-m {plan.target}: there is no such module")
         return None
     try:
         text = Path(plan.target).read_bytes()

@@ -103,6 +103,17 @@ def test_two_optimizers_and_a_skipped_step_are_one_step_each(folder: Path) -> No
     assert len(test["steps"]) == 20
 
 
+def test_ctrl_c_ends_the_script_and_keeps_what_was_measured(folder: Path) -> None:
+    text = SCRIPT.replace("optimizer.step()", "optimizer.step(); end(step)")
+    end = "def end(step):\n    if step == 20: raise KeyboardInterrupt\n"
+    (folder / "train.py").write_text(end + text, encoding="utf-8")
+    ran = run(folder, "--report", "out.json", "train.py", "100", "0")
+    assert ran.returncode == 130
+    assert "note: interrupted in step 22" in ran.stderr
+    assert "Traceback" not in ran.stderr
+    assert len(json.loads((folder / "out.json").read_text(encoding="utf-8"))["tests"][0]["steps"]) == 21
+
+
 def test_a_line_tells_how_far_it_is(folder: Path) -> None:
     program = "import io, sys\nfrom memlint.runtime.script import Plan, run\n"
     program += "from memlint.runtime.budget import Budget\n"
@@ -119,6 +130,14 @@ def test_what_cannot_be_run_is_one_line(folder: Path) -> None:
         ran = run(folder, name)
         assert ran.returncode == 2
         assert len(ran.stderr.splitlines()) == 1
+    for arguments, word in (
+        (["--budget", "lots", "gan.py"], "--budget lots: 'lots' is no size"),
+        (["-m", "no_such_module"], "-m no_such_module: there is no such module"),
+        (["--report", "no/such.json", "gan.py"], "--report no/such.json: there is no such folder"),
+    ):
+        ran = run(folder, *arguments)
+        assert (ran.returncode, ran.stdout) == (2, "")
+        assert word in ran.stderr
     (folder / "plain.py").write_text("print(1)", encoding="utf-8")
     ran = run(folder, "plain.py")
     assert (ran.returncode, ran.stdout) == (0, "1\n")
