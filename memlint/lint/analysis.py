@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -53,11 +54,11 @@ def analyse(
             failures.append(
                 Failure(source.path, FailureKind.RULE_CRASH, f"{rule.code}: {type(error).__name__}: {error}")
             )
-    return located(source, drafts), failures
+    return located(source, flow, drafts), failures
 
 
-def located(source: SourceFile, drafts: Sequence[Draft]) -> list[Finding]:
-    """Drafts as findings with positions."""
+def located(source: SourceFile, flow: Flow, drafts: Sequence[Draft]) -> list[Finding]:
+    """Drafts as findings with positions. What is related may stand in other files that the flow model read."""
     wanted: list[cst.CSTNode] = []
     for draft in drafts:
         wanted.append(draft.node)
@@ -66,6 +67,11 @@ def located(source: SourceFile, drafts: Sequence[Draft]) -> list[Finding]:
             for edit in draft.fix.edits:
                 wanted += [node for node in (edit.node, edit.since, edit.until) if node is not None]
     places = spans(source.module, wanted)
+    others: dict[int, tuple[str, Span]] = {}
+    missing = [node for draft in drafts for node, _ in draft.related if id(node) not in places]
+    for index in flow.linked.values() if missing else ():
+        shown = shown_path(index.path, source.path)
+        others |= {key: (shown, span) for key, span in spans(index.module, missing).items()}
     found: dict[tuple[Span, str, str], Finding] = {}
     for draft in drafts:
         span = places[id(draft.node)]
@@ -77,10 +83,24 @@ def located(source: SourceFile, drafts: Sequence[Draft]) -> list[Finding]:
             source.path,
             span,
             fix=placed_fix(draft.fix, places, source) if draft.fix is not None else None,
-            related=tuple(Related(text, source.path, places[id(node)]) for node, text in draft.related),
+            related=tuple(
+                Related(text, *(others[id(node)] if id(node) in others else (source.path, places[id(node)])))
+                for node, text in draft.related
+                if id(node) in places or id(node) in others
+            ),
         )
         found.setdefault((span, draft.code, draft.message), finding)
     return sorted(found.values(), key=lambda finding: (finding.span, finding.code))
+
+
+def shown_path(path: str, beside: str) -> str:
+    """How another file is shown where `beside` is how the one that is judged is."""
+    if os.path.isabs(beside):
+        return path
+    try:
+        return os.path.relpath(path)
+    except ValueError:  # another drive
+        return path
 
 
 def placed_fix(fix: DraftFix, places: dict[int, Span], source: SourceFile) -> Fix:

@@ -1,8 +1,9 @@
 """Results of files that have not changed since they were last checked.
 
 An entry stands for a path under a configuration, so the cache grows with the project and not with its history. It is
-used only if its key agrees: the file's bytes, the settings, the versions of memlint and Python, and the source of the
-linter itself. What cannot be read is as good as absent; what cannot be written is not written.
+used only if its key agrees (the file's bytes, the settings, the versions of memlint and Python, the source of the
+linter itself), and if the other files that were asked are still the same. What cannot be read is as good as absent;
+what cannot be written is not written.
 """
 
 from __future__ import annotations
@@ -13,11 +14,15 @@ import json
 import os
 import platform
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import memlint
 from memlint.lint.model import Edit, FileResult, Finding, Fix, Related, Severity, Span
+
+if TYPE_CHECKING:
+    from memlint.lint.project import Dependencies
 
 FOLDER = ".memlint_cache"
 _CACHEDIR_TAG = "Signature: 8a477f597d28d172789f06886806bc55\n# This folder is memlint's cache and can be deleted.\n"
@@ -37,16 +42,18 @@ class Cache:
         """
         return _digest(data, torch.encode(), os.fsencode(place), self._settings.encode(), _own_source())
 
-    def get(self, path: str, key: str) -> FileResult | None:
-        """The result of the file shown as `path`, if the entry has this key."""
+    def get(self, path: str, key: str, holds: Callable[[Dependencies], bool]) -> FileResult | None:
+        """The result of the file shown as `path`, if the entry has this key and what it rests on `holds`."""
         try:
             entry = json.loads(self._entry(path).read_bytes())
-            return _decode(path, entry["result"]) if entry["key"] == key else None
+            if entry["key"] != key or not holds(entry["rests on"]):
+                return None
+            return _decode(path, entry["result"])
         except (OSError, ValueError, LookupError, TypeError, AttributeError):
             return None
 
-    def put(self, result: FileResult, key: str) -> None:
-        """Keep a result that has no failures."""
+    def put(self, result: FileResult, key: str, dependencies: Dependencies) -> None:
+        """Keep a result that has no failures, and what it rests on beside the file itself."""
         entry = self._entry(result.path)
         try:
             if not entry.parent.is_dir():
@@ -54,7 +61,7 @@ class Cache:
             handle, temporary = tempfile.mkstemp(dir=entry.parent)
             try:
                 with os.fdopen(handle, "w", encoding="utf-8") as file:
-                    json.dump({"key": key, "result": _encode(result)}, file)
+                    json.dump({"key": key, "rests on": dependencies, "result": _encode(result)}, file)
                 os.replace(temporary, entry)
             except BaseException:
                 os.unlink(temporary)

@@ -145,21 +145,20 @@ class Checker:
         cache = self._cache
         place = fingerprint.place(path, display, self.config.anchor)
         key = cache.key(data, str(torch), place) if cache is not None else ""
-        known = cache.get(display, key) if cache is not None else None
+        known = cache.get(display, key, self._project.hold) if cache is not None else None
         if known is not None:
             if self._baseline is not None:
                 new, old = self._baseline.split(known.findings)
                 known = replace(known, findings=tuple(new), baselined=tuple(old))
             if not (self._fixing and any(map(self._applicable, known.findings))):
                 return known, data
-        self._project.consulted = False
+        self._project.begin()
         look = _Look(rules, codes, self._codes, AnalysisSettings(torch, self._project), place)
         result, fixed = self._judged(display, data, look)
-        # what another file decided may change without this one
-        if cache is not None and fixed == data and not result.failures and not self._project.consulted:
+        if cache is not None and fixed == data and not result.failures:
             # a baseline changes more often than the code
             whole = tuple(sorted((*result.findings, *result.baselined), key=baseline.order))
-            cache.put(replace(result, findings=whole, baselined=()), key)
+            cache.put(replace(result, findings=whole, baselined=()), key, self._project.dependencies())
         return result, fixed
 
     @property

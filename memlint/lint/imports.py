@@ -97,9 +97,14 @@ def bindings(node: cst.Import | cst.ImportFrom) -> Iterator[tuple[str, str]]:
         return
     if isinstance(node.names, cst.ImportStar):
         return
-    module = "." * len(node.relative) + (dotted(node.module) if node.module is not None else "")
+    module = module_of(node)
     for alias in node.names:
         name = dotted(alias.name)
         local = alias.asname.name.value if alias.asname and isinstance(alias.asname.name, cst.Name) else name
         joint = "" if module.endswith(".") or not module else "."
         yield local, f"{module}{joint}{name}"
+
+
+def module_of(node: cst.ImportFrom) -> str:
+    """The module that names are imported from, with the leading dots of a relative import."""
+    return "." * len(node.relative) + (dotted(node.module) if node.module is not None else "")

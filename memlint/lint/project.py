@@ -1,24 +1,25 @@
 """The other files of a project, read only where a verdict depends on them.
 
-A function that evaluates without `no_grad` is right if every caller gives it. The callers may be in other files; they
-are looked for by name, in the bytes first, and only files that call such a name are parsed.
+What an imported function or class does is read in the file that defines it (see `modules`). A function that evaluates
+without `no_grad` is right if every caller gives it. The callers may be in other files; they are looked for by name, in
+the bytes first, and only files that call such a name are parsed.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 from memlint.lint.flow.values import Grad
+from memlint.lint.modules import Modules, Part, project_top
 
 if TYPE_CHECKING:
     from memlint.lint.flow import Flow
     from memlint.lint.flow.facts import FunctionFlow
 
-#: what marks the top of a project
-_MARKS = ("pyproject.toml", "setup.py", "setup.cfg", ".git", "requirements.txt")
 #: folders that hold no code of the project
 _SKIPPED = frozenset(
     ".git .hg .svn .tox .nox .venv venv node_modules build dist __pycache__ .eggs site-packages .mypy_cache".split()
@@ -32,14 +33,52 @@ _KEPT_FLOWS = 64
 _DEPTH = 2
 
 
+#: what an answer rests on: paths with the digest of their content (empty where there is no such file), and trees
+Dependencies = dict[str, dict[str, str]]
+
+
 class Project:
-    """The files around those that are checked. `consulted` says whether an answer came from another file."""
+    """The files around those that are checked.
+
+    `begin` forgets what the answers for the file before rested on; `dependencies` tells what those since rest on.
+    """
 
     def __init__(self) -> None:
-        self.consulted = False
+        self._modules = Modules()
+        self._asked: set[str] = set()
         self._trees: dict[str, _Tree] = {}
+        self._stamps: dict[str, str] = {}
         #: what was asked before; None also while an answer is being found
         self._known: dict[tuple[str, str, str], frozenset[Grad] | None] = {}
+
+    def begin(self) -> None:
+        """Another file is judged from here on."""
+        self._modules.reads.clear()
+        self._asked.clear()
+
+    def dependencies(self) -> Dependencies:
+        """What the answers since `begin` rest on."""
+        return {
+            "files": {path: self._modules.digest(path) for path in sorted(self._modules.reads)},
+            "trees": {root: self._stamp(root) for root in sorted(self._asked)},
+        }
+
+    def hold(self, known: Dependencies) -> bool:
+        """Whether what earlier answers rested on is still the same."""
+        return all(self._modules.digest(path) == digest for path, digest in known["files"].items()) and all(
+            self._stamp(root) == stamp for root, stamp in known["trees"].items()
+        )
+
+    def definition(self, path: str, name: str) -> tuple[Part, tuple[str, ...]] | None:
+        """Where the project defines `name`, as the file at `path` calls it, and the dotted rest of it there.
+
+        None where the project does not define it, or it cannot be read.
+        """
+        found = self._modules.find(os.path.abspath(path), name)
+        if found is None or found[0] == os.path.abspath(path):
+            return None
+        part = self._modules.part(found[0], found[1][0])
+        return None if part is None else (part, found[1])
 
     def modes(self, path: str, name: str, owner: str = "", depth: int = _DEPTH) -> frozenset[Grad] | None:
         """The grad modes in which other files call a function `name` of the file at `path`.
@@ -48,8 +87,8 @@ class Project:
         where none does, all that call the name. Empty where nobody does, None where too many do. Tests do not count:
         what they call, they call without a GPU.
         """
-        self.consulted = True
         full = os.path.abspath(path)
+        self._tree(full)
         key = (full, name, owner)
         if key not in self._known:
             self._known[key] = None
@@ -86,11 +125,25 @@ class Project:
             return Grad.MAYBE
         return Grad.ON if not outer or Grad.ON in outer else Grad.OFF
 
+    def _stamp(self, root: str) -> str:
+        """What identifies the Python files of a tree: their paths, sizes and times."""
+        if root not in self._stamps:
+            state = hashlib.blake2b(digest_size=16)
+            for path in _python_files(root):
+                try:
+                    about = os.stat(path)
+                except OSError:
+                    continue
+                state.update(f"{path}\0{about.st_size}\0{about.st_mtime_ns}\n".encode("utf-8", "surrogateescape"))
+            self._stamps[root] = state.hexdigest()
+        return self._stamps[root]
+
     def _tree(self, path: str) -> _Tree:
-        root = _root(os.path.dirname(path))
+        root = project_top(os.path.dirname(path))
         tree = self._trees.get(root)
         if tree is None:
             tree = self._trees[root] = _Tree(root)
+        self._asked.add(root)
         return tree
 
 
@@ -160,21 +213,6 @@ def _python_files(root: str) -> list[str]:
         if len(found) > _MOST_FILES:
             break
     return found[:_MOST_FILES]
-
-
-def _root(folder: str) -> str:
-    """The nearest folder upward that marks a project; otherwise the one above the outermost package."""
-    current = folder
-    while True:
-        if any(os.path.exists(os.path.join(current, mark)) for mark in _MARKS):
-            return current
-        above = os.path.dirname(current)
-        if above == current:
-            break
-        current = above
-    while os.path.exists(os.path.join(folder, "__init__.py")):
-        folder = os.path.dirname(folder)
-    return folder
 
 
 def _is_test(path: str) -> bool:

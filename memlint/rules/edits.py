@@ -18,9 +18,18 @@ def detach(node: cst.BaseExpression, *, safe: bool) -> DraftFix:
 
 def call_on(node: cst.BaseExpression, call: str) -> NodeEdit:
     """Write `.call` behind an expression."""
-    if isinstance(node, _TIGHT) or node.lpar:
+    if _binds_tight(node):
         return NodeEdit(node, after=f".{call}")
     return NodeEdit(node, before="(", after=f").{call}")
+
+
+def detached(node: cst.BaseExpression, text: str) -> str:
+    """How `text`, the source of an expression, is written once it is detached."""
+    return f"{text}.detach()" if _binds_tight(node) else f"({text}).detach()"
+
+
+def _binds_tight(node: cst.BaseExpression) -> bool:
+    return isinstance(node, _TIGHT) or bool(node.lpar)
 
 
 def remove_argument(call: cst.Call, arg: cst.Arg, label: str, *, safe: bool) -> DraftFix:

@@ -33,7 +33,15 @@ class AccumulatedGraph(Rule):
     """
 
     code, name, severity = "ML101", "accumulated-graph", Severity.ERROR
-    triggers = (".backward(", "manual_backward(", ".eval()", "train(False)", "training_step", "compute_loss")
+    triggers = (
+        ".backward(",
+        "manual_backward(",
+        ".eval()",
+        "train(False)",
+        "training_step",
+        "compute_loss",
+        *know.HELPED_TRAINING,
+    )
     bad = """
 def train(model, loader, criterion, optimizer):
     total = 0.0
@@ -64,7 +72,11 @@ def train(model, loader, criterion, optimizer):
 
         What such a meter does is not known here; that its author hands numbers to all the others is.
         """
-        updates = [call for call in function.calls.values() if is_meter_update(call) and call.loops]
+        updates = [
+            call
+            for call in function.calls.values()
+            if is_meter_update(call) and call.loops and flow.library_of(call) not in know.METRIC_LIBRARIES
+        ]
         if not any(takes_item(call) for call in updates):
             return
         for call in updates:
@@ -88,7 +100,7 @@ def train(model, loader, criterion, optimizer):
         holder = f"`{store.helper}` of `{store.holder_text}`" if store.helper else f"`{store.holder_text}`"
         message = (
             f"{holder} sums `{what}` with its autograd graph {wording.until(store)}: {wording.cost(kept)}. "
-            f"Add `{detached(what)}` instead."
+            f"Add `{edits.detached(store.expression, what)}` instead."
         )
         certain = kept.grade is Grade.CERTAIN and kept.whole
         return self.finding(
@@ -132,11 +144,6 @@ def severity_of(kept: Kept) -> Severity:
     if kept.cost is Cost.ACTIVATIONS and kept.grade >= Grade.LIKELY:
         return Severity.ERROR
     return Severity.WARNING
-
-
-def detached(text: str) -> str:
-    """How a detached expression is written."""
-    return f"{text}.detach()" if all(c not in text for c in " +-*/") else f"({text}).detach()"
 
 
 def is_running_statistic(store: Store) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import libcst as cst
 
 from memlint.lint.flow import Flow
+from memlint.lint.flow import knowledge as know
 from memlint.lint.flow.facts import CallEvent, Life, Store, StoreKind
 from memlint.lint.flow.judge import Kept, judge
 from memlint.lint.flow.values import Grad, Grade, Source
@@ -15,7 +16,7 @@ from memlint.lint.imports import dotted
 from memlint.lint.model import Severity
 from memlint.rules import edits, wording
 from memlint.rules.base import Draft, Rule
-from memlint.rules.ml101_accumulated_graph import detached, severity_of
+from memlint.rules.ml101_accumulated_graph import severity_of
 
 BUFFER_NAME = re.compile(r"replay|buffer|memory|rollout|storage|trajectory", re.I)
 BUFFER_METHODS = frozenset("store push add append insert put remember".split())
@@ -47,6 +48,7 @@ class CollectedGraph(Rule):
         "compute_loss",
         ".cpu()",
         ".store(",
+        *know.HELPED_TRAINING,
     )
     bad = """
 def train(model, loader, criterion, optimizer):
@@ -116,7 +118,11 @@ def train(model, loader, criterion, optimizer):
         holder = store.helper or store.holder_text
         inner = "" if kept.whole else f" (its `{kept.origin.site.key.lstrip('.')}`)"
         ends = self.ends(flow, holder)
-        advice = f"Keep `{detached(what)}` instead." if kept.whole else "Detach that entry before it is kept."
+        advice = (
+            f"Keep `{edits.detached(store.expression, what)}` instead."
+            if kept.whole
+            else "Detach that entry before it is kept."
+        )
         message = (
             f"`{wording.short(holder)}` collects `{what}`{inner} with its autograd graph {wording.until(store)}{ends}: "
             f"{wording.cost(kept)}. {advice}"

@@ -21,10 +21,14 @@ from memlint.rules.statements import assignments, body_of, bound_names
 _MODULE_HOOKS = frozenset(
     """
     register_forward_hook register_forward_pre_hook register_backward_hook register_full_backward_hook
-    register_full_backward_pre_hook
+    register_full_backward_pre_hook register_module_forward_hook register_module_forward_pre_hook
     """.split()
 )
-_FORWARD_HOOKS = frozenset(("register_forward_hook", "register_forward_pre_hook"))
+_FORWARD_HOOKS = frozenset(
+    """
+    register_forward_hook register_forward_pre_hook register_module_forward_hook register_module_forward_pre_hook
+    """.split()
+)
 _STATISTICS = frozenset("sum mean std var norm max min item size dim numel".split())
 #: methods that run once a step or call
 _PER_CALL = frozenset("forward __call__ training_step train_step validation_step test_step".split())

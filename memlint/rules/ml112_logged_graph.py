@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import libcst as cst
 
 from memlint.lint.flow import Flow
+from memlint.lint.flow import knowledge as know
 from memlint.lint.flow.facts import CallEvent, FunctionFlow
 from memlint.lint.flow.values import Grad, Grade, Kind, Origin, Source
 from memlint.lint.imports import dotted
@@ -92,6 +93,9 @@ def report(out, meter):
         """`wandb.log({"loss": loss})`."""
         if function.cls is not None and function.cls.is_lightning:
             return
+        receiver = call.text.rsplit(".", 2)[-2] if "." in call.text else ""
+        if know.FABRIC_NAME.match(receiver):
+            return  # Fabric.log_dict makes numbers of tensors (2.6.6, fabric.py)
         for arg in call.node.args:
             if not isinstance(arg.value, cst.Dict) or not call.loops:
                 continue

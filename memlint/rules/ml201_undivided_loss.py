@@ -23,8 +23,8 @@ class UndividedLoss(Rule):
     gradient clipping acts on gradients n times too large. Adam hides the scale, clipping and weight decay do not.
 
     It is right for a loss that is a sum over its samples (`reduction="sum"`), where the gradients are scaled before
-    the step, and with backwards that divide by themselves: DeepSpeed engines, `accelerator.backward` with
-    gradient_accumulation_steps set. memlint is silent there.
+    the step, and with backwards that divide by themselves: DeepSpeed engines, and `accelerator.backward`, whose number
+    of steps may come from elsewhere. memlint is silent there.
     """
 
     code, name, severity = "ML201", "undivided-loss", Severity.WARNING

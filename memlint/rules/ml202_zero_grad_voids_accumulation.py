@@ -9,7 +9,7 @@ import libcst as cst
 from memlint.lint.flow import Flow
 from memlint.lint.flow.facts import FunctionFlow, OptimizerCall, OptimizerEvent, inside
 from memlint.lint.flow.values import Kind
-from memlint.lint.flow.windows import Window, periodic_guard, windows
+from memlint.lint.flow.windows import Window, deferred, periodic_guard, windows
 from memlint.lint.model import Severity
 from memlint.rules import wording
 from memlint.rules.base import Draft, Rule
@@ -47,7 +47,7 @@ def train(model, loader, criterion, optimizer, accum_steps):
 
     def check(self, flow: Flow) -> Iterator[Draft]:
         for function in flow.functions:
-            for window in windows(function):
+            for window in windows(function, divided=True):
                 for clear in function.optimizer:
                     if self.voids(function, window, clear):
                         yield self.draft(window, clear)
@@ -55,6 +55,8 @@ def train(model, loader, criterion, optimizer, accum_steps):
     @staticmethod
     def voids(function: FunctionFlow, window: Window, clear: OptimizerEvent) -> bool:
         """Whether `clear` throws away what the window accumulates."""
+        if deferred(clear.path):
+            return False
         if clear.what is not OptimizerCall.ZERO_GRAD or clear.loops[-1:] != (window.loop,):
             return False
         if clear.receiver_text != window.step.receiver_text and not is_model(clear):

@@ -22,7 +22,8 @@ class WrongDivisor(Rule):
 
     A window of n micro-steps wants each loss divided by n, once. Divided by a counter that runs (`loss / (step + 1)`),
     later micro-batches weigh less and less. Divided by hand and again by a framework
-    (`accelerator.backward` of an `Accelerator(gradient_accumulation_steps=n)`), the gradient is n times too small.
+    (`accelerator.backward` of an `Accelerator(gradient_accumulation_steps=n)`, `backward` of a DeepSpeed engine), the
+    gradient is n times too small.
 
     A mean over tokens that is divided by n is right when all micro-batches have equally many tokens that count;
     otherwise short ones weigh too much (note). Then sum the token losses and divide once by the window's token count.
@@ -84,21 +85,25 @@ def train(model, loader, criterion, optimizer, accum_steps):
         return False
 
     def twice(self, flow: Flow, function: FunctionFlow, event: Backward) -> Iterator[Draft]:
-        """`accelerator.backward(loss / n)` of an Accelerator that divides by itself."""
-        if event.kind is not BackwardKind.ACCELERATOR or not isinstance(event.node, cst.Call):
+        """`accelerator.backward(loss / n)` of an Accelerator, or an engine, that divides by itself."""
+        if event.kind not in (BackwardKind.ACCELERATOR, BackwardKind.ENGINE) or not isinstance(event.node, cst.Call):
             return
         func = event.node.func
         if not isinstance(func, cst.Attribute):
             return
-        holder = function.seen.get(id(func.value))
-        if holder is None or holder.info != ("accelerate", True):
+        if any(arg.keyword is not None and arg.keyword.value == "scale_wrt_gas" for arg in event.node.args):
             return
+        holder = function.seen.get(id(func.value))
+        divides = holder is not None and holder.info == ("accelerate", True)
         for division in divisions(function, event):
-            if any(know.WINDOW_NAME.search(name) for name in names_in(division.divisor)):
+            text = flow.text(division.divisor)
+            own = text.removesuffix("()") == f"{event.receiver_text}.gradient_accumulation_steps"
+            if own or (divides and any(know.WINDOW_NAME.search(name) for name in names_in(division.divisor))):
+                whose = "the engine" if event.kind is BackwardKind.ENGINE else "the Accelerator"
                 yield self.finding(
                     division.node,
-                    f"the loss is divided by `{wording.short(flow.text(division.divisor))}` here and again by "
-                    f"accelerator.backward(), which divides by the Accelerator's gradient_accumulation_steps. "
+                    f"the loss is divided by `{wording.short(text)}` here and again by "
+                    f"{event.receiver_text}.backward(), which divides by {whose}'s own gradient_accumulation_steps. "
                     f"Divide once.",
                     related=[(event.node, "this backward divides as well")],
                 )

@@ -14,6 +14,16 @@ from memlint.lint.model import Severity
 from memlint.rules import wording
 from memlint.rules.base import Draft, DraftFix, NodeEdit, Rule
 
+_TRAINS = frozenset(
+    (
+        BackwardKind.TENSOR,
+        BackwardKind.ACCELERATOR,
+        BackwardKind.FABRIC,
+        BackwardKind.MANUAL,
+        BackwardKind.ENGINE,
+    )
+)
+
 
 class FrozenWithGrad(Rule):
     """A fake, teacher or target output keeps its graph in a step that trains another network.
@@ -52,7 +62,7 @@ def train(gen, dis, bce, loader, opt_d, opt_g, noise):
             if len({e.receiver_text for e in steps}) < 2:
                 continue
             for event in function.backwards:
-                if event.kind in (BackwardKind.TENSOR, BackwardKind.ACCELERATOR) and event.loops:
+                if event.kind in _TRAINS and event.loops:
                     yield from self.through_another(flow, function, event)
 
     def through_another(self, flow: Flow, function: FunctionFlow, event: Backward) -> Iterator[Draft]:

@@ -7,6 +7,7 @@ import libcst as cst
 from memlint.lint.flow import Flow
 from memlint.lint.flow.facts import Life, Loop, Store
 from memlint.lint.flow.judge import Cost, Kept
+from memlint.lint.flow.values import Origin
 
 _LONGEST = 60
 
@@ -48,13 +49,26 @@ def cost(kept: Kept) -> str:
     return "nothing frees its activations: memory grows by a whole forward pass each time"
 
 
+def _makers(origin: Origin) -> list[Origin]:
+    """Where a graph that a call returns was made: through the calls of functions whose code is known."""
+    seen: set[Origin] = set()
+    waiting = [origin.site]
+    while waiting:
+        for inner in waiting.pop().returned:
+            if inner.site not in seen:
+                seen.add(inner.site)
+                waiting.append(inner.site)
+    return sorted((o for o in seen if not o.returned), key=lambda o: o.label)
+
+
 def related(flow: Flow, kept: Kept) -> list[tuple[cst.CSTNode | None, str]]:
     """Where the graph was made, and where the holder lives."""
     places: list[tuple[cst.CSTNode | None, str]] = []
     origin = kept.origin.site
     made = origin.base if origin.base is not None else origin
     if isinstance(made.node, cst.Call):
-        places.append((made.node, "the graph is made here"))
+        places.append((made.node, "the graph is made here" if not made.returned else "the graph is returned here"))
+    places += [(inner.node, "and made here") for inner in _makers(made) if isinstance(inner.node, cst.Call)]
     if kept.freed_by is not None and isinstance(kept.freed_by.node, cst.Call):
         places.append((kept.freed_by.node, "backward runs here"))
     if kept.store.holder_node is not None and kept.store.holder_node is not flow.module:

@@ -14,6 +14,8 @@ knowledge    facts about torch and its neighbours, in tables
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -32,6 +34,7 @@ from memlint.lint.flow.facts import (
 )
 from memlint.lint.flow.index import ClassInfo, FunctionInfo, ModuleIndex
 from memlint.lint.flow.interp import Interpreter
+from memlint.lint.flow.state import State
 from memlint.lint.flow.summary import Summary
 from memlint.lint.flow.values import (
     NONE,
@@ -51,20 +54,23 @@ from memlint.lint.imports import CONVENTIONS, canonical, dotted
 
 if TYPE_CHECKING:
     from memlint.lint.analysis import AnalysisSettings
+    from memlint.lint.project import Project
 
-#: Hooks that Lightning runs under no_grad or inference_mode (lightning 2.x, loops/evaluation_loop.py and
-#: loops/prediction_loop.py: `_no_grad_context`).
-LIGHTNING_EVALUATION = frozenset(
-    """
-    validation_step test_step predict_step on_validation_epoch_end on_test_epoch_end on_predict_epoch_end
-    validation_epoch_end test_epoch_end on_validation_batch_end on_test_batch_end validation_step_end
-    test_step_end on_validation_epoch_start on_validation_start on_validation_end on_test_epoch_start
-    """.split()
+#: What Lightning runs under no_grad or inference_mode, of modules and (the `on_` hooks) of callbacks: all of its
+#: evaluation and prediction loops (lightning 2.6.6, loops/utilities.py, `_no_grad_context`, on `_EvaluationLoop.run`
+#: and `_PredictionLoop.run`; 1.9.5, trainer/trainer.py, `_run_evaluate`, `_run_predict`, `_run_sanity_check`, and
+#: loops/epoch/training_epoch_loop.py, `_run_validation`).
+LIGHTNING_EVALUATION = re.compile(
+    r"^(?:(?:validation|test|predict)_(?:step|step_end|epoch_end)|on_(?:validation|test|predict)_\w+)$"
 )
 
 
 #: calls of functions of the file are followed this far down at once; what lies deeper is unknown to its callers
 DEEPEST = 20
+#: without one of these (or what `HELPED_TRAINING` asks for), what other files do cannot matter
+_TRAINS = (("backward(",), ("training_step",), ("compute_loss",), ("loss", ".eval()"), ("loss", "train(False)"))
+#: imports from file to file that are followed
+MOST_HOPS = 3
 CALLS = frozenset((Source.CALL, Source.MODEL_CALL, Source.LOSS_CALL))
 
 
@@ -78,12 +84,16 @@ class Flow:
         self.path = path
         self.code = module.code if code is None else code
         self.settings = settings
-        self.index = ModuleIndex(module)
-        self.module_names: dict[str, Value] = {}
+        self.project = settings.project if settings is not None else None
+        links = self.project is not None and _trains(self.code)
+        self.index = ModuleIndex(module, path, 0, self._link if links else None)
+        #: the parts of other files that this one uses, by file and the name that was asked for
+        self.linked: dict[tuple[str, str], ModuleIndex] = {}
+        self._links: dict[tuple[str, str], FunctionInfo | ClassInfo | None] = {}
         self.owner: dict[Origin, FunctionFlow] = {}
         self.callers: dict[int, dict[int, CallEvent]] = {}
         self._origins: dict[tuple[int, str], Origin] = {}
-        self._free: dict[str, Origin] = {}
+        self._free: dict[tuple[int, str], Origin] = {}
         self._loops: dict[int, Loop] = {}
         self._stores: dict[tuple[int, int, StoreKind], Store] = {}
         self._backwards: dict[tuple[int, str], Backward] = {}
@@ -96,6 +106,8 @@ class Flow:
         self._ticks = 0
         self._depth = 0
         self.functions: list[FunctionFlow] = []
+        #: functions of other files that were looked into
+        self.foreign: list[FunctionFlow] = []
         self.module_grad = Grad.ON
         #: some function of the file switches autograd off for the whole process
         self.switches_grad = False
@@ -104,15 +116,9 @@ class Flow:
     # -- building --------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        top = FunctionFlow(None, self.module, "<module>", None, Grad.ON)
-        self.top = top
-        self.functions.append(top)
-        interpreter = Interpreter(self, top)
-        self.module_names = interpreter.state.names
-        # functions called at the top level see the names bound so far: the dict is shared, not copied
-        interpreter.block(self.module.body)
-        self.module_names = dict(interpreter.state.names)
-        self.module_grad = interpreter.state.grad
+        self.top = FunctionFlow(None, self.module, "<module>", None, Grad.ON, self.index)
+        self.functions.append(self.top)
+        self.module_grad = self._run_top(self.top).grad
         # nested functions are found while their outer ones run
         done = 0
         while done < len(self.index.all_functions):
@@ -120,14 +126,48 @@ class Flow:
             done += 1
         self._spread_evidence()
         self._spread_needs()
-        self._backwarded = {
-            (origin.label, child.key)
+        # what another file calls the same need not be the same
+        own = [
+            origin
             for origin in self._origins.values()
-            for child in origin.children.values()
-            if child.root and "." in origin.label
-        } | {
-            (o.label, "") for o in self._origins.values() if o.root and o.source is not Source.ALLOC and "." in o.label
-        }
+            if "." in origin.label and (origin not in self.owner or not self.owner[origin].foreign)
+        ]
+        self._backwarded = {
+            (origin.label, child.key) for origin in own for child in origin.children.values() if child.root
+        } | {(origin.label, "") for origin in own if origin.root and origin.source is not Source.ALLOC}
+
+    def _run_top(self, top: FunctionFlow) -> State:
+        """Run the statements at the top of a module."""
+        interpreter = Interpreter(self, top)
+        # functions called at the top level see the names bound so far: the dict is shared, not copied
+        top.index.names = interpreter.state.names
+        interpreter.block(top.index.module.body)
+        top.index.names = dict(interpreter.state.names)
+        return interpreter.state
+
+    def _link(self, index: ModuleIndex, name: str) -> FunctionInfo | ClassInfo | None:
+        """The function or class of another file of the project that `name` stands for in the module of `index`."""
+        if self.project is None or index.hops >= MOST_HOPS:
+            return None
+        key = (index.path, name)
+        if key not in self._links:
+            self._links[key] = None  # while it is found out: an import cycle ends here
+            self._links[key] = self._linked(self.project, index, name)
+        return self._links[key]
+
+    def _linked(self, project: Project, index: ModuleIndex, name: str) -> FunctionInfo | ClassInfo | None:
+        found = project.definition(index.path, name)
+        if found is None:
+            return None
+        part, names = found
+        if part.path == os.path.abspath(self.path):
+            return self.index.definition(names)
+        where = (part.path, names[0])
+        other = next((each for (path, _), each in self.linked.items() if path == part.path and names[0] in each), None)
+        if other is None:
+            other = self.linked[where] = ModuleIndex(part.module, part.path, index.hops + 1, self._link)
+            self._run_top(FunctionFlow(None, part.module, "<module>", None, Grad.ON, other))
+        return other.definition(names)
 
     def summary(self, info: FunctionInfo) -> Summary | None:
         """What `info` does; None while it is being found out (recursion), or far down a chain of calls."""
@@ -142,9 +182,9 @@ class Flow:
         return info.summary
 
     def _summarise(self, info: FunctionInfo) -> Summary:
-        function = FunctionFlow(info, info.node, info.name, info.cls, Grad.ON)
+        function = FunctionFlow(info, info.node, info.name, info.cls, Grad.ON, info.index)
         info.flow = function
-        self.functions.append(function)
+        (self.foreign if function.foreign else self.functions).append(function)
         interpreter = Interpreter(self, function)
         state = interpreter.state
         for place, param in enumerate(info.parameters):
@@ -177,9 +217,9 @@ class Flow:
         summary.returns_nothing = interpreter.returned is None
         for event in function.backwards:
             summary.runs_backward = True
-            for name, origin in info.params.items():
-                if origin in event.value.graph and event.kind is not BackwardKind.GRAD:
-                    summary.backwards.add(name)
+            if event.kind is not BackwardKind.GRAD:
+                given = (self._given(origin, info) for origin in event.value.graph)
+                summary.backwards |= {name for name in given if name is not None}
         for store in function.stores:
             if store.kind is StoreKind.ASSIGN or store.helper:
                 continue
@@ -195,10 +235,11 @@ class Flow:
         return summary
 
     def _entry_grad(self, info: FunctionInfo, interpreter: Interpreter) -> Grad:
-        grad = self.module_grad
-        if info.cls is not None and info.cls.is_lightning and info.name in LIGHTNING_EVALUATION:
-            return Grad.OFF
-        if info.cls is not None and info.cls.is_autograd_function and info.name in ("forward", "backward"):
+        grad = Grad.ON if info.index.hops else self.module_grad
+        if info.cls is not None and LIGHTNING_EVALUATION.match(info.name):
+            if info.cls.is_lightning or (info.name.startswith("on_") and info.cls.is_callback):
+                return Grad.OFF
+        if info.cls is not None and info.name in ("forward", "backward") and info.cls.is_autograd_function:
             return Grad.OFF  # torch/autograd/function.py: "autograd is disabled" in both unless create_graph is given
         for decorator in info.decorators:
             value = interpreter.ev(decorator)
@@ -235,12 +276,12 @@ class Flow:
             origin.grad = grad
         return origin
 
-    def free(self, name: str, node: cst.CSTNode) -> Origin:
-        """The origin of a name that the file never binds."""
-        origin = self._free.get(name)
+    def free(self, index: ModuleIndex, name: str, node: cst.CSTNode) -> Origin:
+        """The origin of a name that the module never binds."""
+        where = (id(index), name)
+        origin = self._free.get(where)
         if origin is None:
-            origin = Origin(node, Source.NAME, name)
-            self._free[name] = origin
+            origin = self._free[where] = Origin(node, Source.NAME, name)
         return origin
 
     def self_origin(self, cls: ClassInfo) -> Origin:
@@ -264,13 +305,14 @@ class Flow:
             function.loops.append(loop)
             function.parents[loop] = around[-1] if around else None
 
-    def function_at(self, node: cst.FunctionDef | cst.Lambda, name: str) -> FunctionInfo:
-        """The function defined at `node`."""
-        info = self.index.by_node.get(id(node))
+    @staticmethod
+    def function_at(node: cst.FunctionDef | cst.Lambda, name: str, index: ModuleIndex) -> FunctionInfo:
+        """The function defined at `node` of the module of `index`."""
+        info = index.by_node.get(id(node))
         if info is None:
-            info = FunctionInfo(node, name, None)
-            self.index.by_node[id(node)] = info
-            self.index.all_functions.append(info)
+            info = FunctionInfo(node, name, None, index)
+            index.by_node[id(node)] = info
+            index.all_functions.append(info)
         return info
 
     def store_at(
@@ -289,6 +331,11 @@ class Flow:
             self._stores[where] = store
             function.stores.append(store)
         return store
+
+    def is_engine_backward(self, node: cst.Call) -> bool:
+        """Whether the backward at `node` is that of an engine."""
+        event = self._backwards.get((id(node), ""))
+        return event is not None and event.kind is BackwardKind.ENGINE
 
     def backward_at(
         self, function: FunctionFlow, kind: BackwardKind, node: cst.CSTNode, root: cst.BaseExpression | None
@@ -313,12 +360,12 @@ class Flow:
         return self._attributes[where]
 
     def _class_attribute(self, cls: ClassInfo, name: str) -> Value | None:
-        expressions: list[cst.BaseExpression] = []
+        expressions: list[tuple[cst.BaseExpression, ModuleIndex]] = []
         for each in cls.ancestry():
             if name in each.buffers:
                 return of(self.origin_at(each.node, Source.BUFFER, f"self.{name}", name, (), Grad.ON), Kind.TENSOR)
-            expressions += each.assigned.get(name, [])
-        values = [value for node in expressions if (value := self._static(node, cls, name)) is not None]
+            expressions += [(node, each.index) for node in each.assigned.get(name, [])]
+        values = [value for node, index in expressions if (value := self._static(node, index, cls, name)) is not None]
         solid = [value for value in values if value.kind is not Kind.NONE]
         if not solid or len(values) != len(expressions):
             return None
@@ -327,7 +374,7 @@ class Flow:
             return first
         return None
 
-    def _static(self, node: cst.BaseExpression, cls: ClassInfo, name: str) -> Value | None:
+    def _static(self, node: cst.BaseExpression, index: ModuleIndex, cls: ClassInfo, name: str) -> Value | None:
         """What an expression assigned to an attribute is, without a state."""
         if isinstance(node, (cst.List, cst.Dict, cst.Set, cst.ListComp, cst.DictComp)):
             origin = self.origin_at(cls.node, Source.ALLOC, "self", name, (), Grad.ON)
@@ -339,19 +386,25 @@ class Flow:
         if not isinstance(node, cst.Call):
             return None
         if isinstance(node.func, cst.Attribute) and node.func.attr.value in ("to", "cuda", "eval", "train", "half"):
-            return self._static(node.func.value, cls, name)
+            return self._static(node.func.value, index, cls, name)
         text = dotted(node.func)
         if not text:
             return None
-        qualified = self.qualify(text)
-        if text in self.index.classes:
-            found = self.index.classes[text]
+        qualified = self.qualify(text, index)
+        found = index.classes.get(text)
+        if found is None and not qualified.startswith("torch."):
+            found = index.linked_class(qualified)
+        if found is not None:
             kind = Kind.MODULE if found.is_module else Kind.INSTANCE
             return of(self.origin_at(node, Source.CALL, text, "static", (), Grad.ON), kind, Instance(found))
         if text in ("list", "dict", "set") or qualified in know.CONTAINER_TYPES:
             origin = self.origin_at(cls.node, Source.ALLOC, "self", name, (), Grad.ON)
             bounded = qualified.endswith("deque") and len(node.args) > 0
             return of(origin, Kind.CONTAINER, "bounded" if bounded else None)
+        if qualified.endswith((".Accelerator", ".Fabric")):
+            given = tuple((arg.keyword.value if arg.keyword else "", arg.value) for arg in node.args)
+            origin = self.origin_at(node, Source.CALL, text, "static", (), Grad.ON)
+            return of(origin, Kind.ACCELERATOR, know.accelerator(qualified, given))
         kind_ = None
         if know.LOSS_CLASS.match(qualified):
             kind_ = Kind.CRITERION
@@ -380,11 +433,12 @@ class Flow:
             return UNKNOWN
         return summary.returns._replace(via=frozenset())
 
-    def qualify(self, text: str) -> str:
-        """The qualified name of a dotted text at module level, or the text itself."""
+    def qualify(self, text: str, index: ModuleIndex | None = None) -> str:
+        """The qualified name of a dotted text at the top of a module (that of the file), or the text itself."""
+        index = index or self.index
         head, _, rest = text.partition(".")
-        found = self.index.imports.get(head)
-        if found is None and head not in self.index.globals and head not in self.index.functions:
+        found = index.imports.get(head)
+        if found is None and head not in index.globals and head not in index.functions:
             found = CONVENTIONS.get(head)
         if found is None:
             return text
@@ -398,7 +452,9 @@ class Flow:
         if function.name == "training_step" and cls.is_lightning:
             return not any(event.kind is BackwardKind.MANUAL for event in function.backwards)
         if function.name == "compute_loss":
-            return any(base.rsplit(".", 1)[-1].endswith("Trainer") for base in cls.base_names())
+            return is_trainer(function)
+        if function.name == "get_loss":  # skorch 1.4.0, net.py, `NeuralNet.train_step_single`
+            return any(base.startswith("skorch.") for base in cls.base_names())
         return False
 
     def parameter_of(self, origin: Origin, info: FunctionInfo) -> str | None:
@@ -411,7 +467,24 @@ class Flow:
             base = base.base
         return None
 
+    def _given(self, origin: Origin, info: FunctionInfo) -> str | None:
+        """The parameter of `info` that an origin is, is part of, or is an element of."""
+        site = origin.site
+        if site.source is Source.ITER:
+            return next((name for o in site.parents if (name := self.parameter_of(o, info)) is not None), None)
+        return self.parameter_of(site, info) if site.base is None or site.key.startswith("[") else None
+
     # -- questions -------------------------------------------------------------------------------------------------
+
+    def library_of(self, call: CallEvent) -> str:
+        """The library whose class the receiver of a method call was built from, where that is in sight."""
+        for origin in call.callee.objects:
+            made = origin.site.base or origin.site
+            owner = self.owner.get(made)
+            event = owner.calls.get(id(made.node)) if owner is not None else None
+            if event is not None and event.qualified:
+                return event.qualified.split(".")[0]
+        return ""
 
     def text(self, node: cst.CSTNode) -> str:
         """The source of a node, on one line."""
@@ -495,7 +568,7 @@ class Flow:
         """
         if self.grad_of(function) is not Grad.ON:
             return True
-        project = self.settings.project if self.settings is not None else None
+        project = self.project
         if project is None or function.info is None or not isinstance(function.node, cst.FunctionDef):
             return False
         outside = project.modes(self.path, function.name, function.cls.name if function.cls is not None else "")
@@ -570,6 +643,25 @@ class Flow:
     def constant(self, node: cst.BaseExpression) -> object:
         """A literal's value, or Ellipsis."""
         return known_constant(Interpreter(self, self.top).ev(node))
+
+
+def is_trainer(function: FunctionFlow) -> bool:
+    """Whether a method belongs to a subclass of transformers' Trainer.
+
+    Other Trainers exist: the base must come from a library that builds on it, or the method be written for it.
+    """
+    if function.cls is None or function.info is None:
+        return False
+    bases = [base for base in function.cls.base_names() if base.rsplit(".", 1)[-1].endswith("Trainer")]
+    if any(base.split(".")[0] in know.TRAINER_LIBRARIES for base in bases):
+        return True
+    names = {param.name.value for param in function.info.parameters}
+    return bool(bases) and bool(names & {"return_outputs", "num_items_in_batch"})
+
+
+def _trains(code: str) -> bool:
+    """Whether a file trains or evaluates, by its words."""
+    return any(all(word in code for word in words) for words in (*_TRAINS, *know.HELPED_TRAINING))
 
 
 def known_sum(node: cst.BaseExpression) -> bool:

@@ -20,7 +20,7 @@ from memlint.lint.flow.facts import (
     Store,
     StoreKind,
 )
-from memlint.lint.flow.index import FunctionInfo
+from memlint.lint.flow.index import ClassInfo, FunctionInfo
 from memlint.lint.flow.values import (
     EMPTY,
     NONE,
@@ -83,9 +83,7 @@ class Calls(Expressions):
             if base.kind is Kind.REFERENCE:
                 callee = self.attribute_of(base, func.attr.value, func)
                 args = self.arguments(node)
-                result = self.reference(callee.info, node, args)
-                self.record(node, callee, result, args)
-                return result
+                return self.reference_call(callee, node, args)
             args = self.arguments(node)
             return self.method(node, func, base, args)
         callee = self.ev(func)
@@ -135,17 +133,13 @@ class Calls(Expressions):
     def call_value(self, callee: Value, node: cst.Call, args: Arguments) -> Value:
         """Call whatever `callee` is."""
         if callee.kind is Kind.REFERENCE:
-            result = self.reference(callee.info, node, args)
-            self.record(node, callee, result, args)
-            return result
+            return self.reference_call(callee, node, args)
         if callee.kind is Kind.FUNCTION:
             return self.apply(callee.info, UNKNOWN, node, args, callee)
         if callee.kind is Kind.METHOD and isinstance(callee.info, Method) and callee.info.function is not None:
             return self.apply(callee.info.function, callee.info.receiver, node, args, callee)
         if callee.kind is Kind.CLASS:
-            kind = Kind.MODULE if callee.info.is_module else Kind.INSTANCE
-            result = of(self.origin(node, Source.CALL, dotted(node.func)), kind, Instance(callee.info))
-            self.escape(args)
+            result = self.instance_of(callee.info, node, args)
         elif isinstance(callee.info, Instance) and callee.kind is Kind.INSTANCE:
             method = callee.info.cls.method("__call__")
             if method is not None:
@@ -155,6 +149,12 @@ class Calls(Expressions):
             result = self.opaque(node, args, callee, self.source_of(callee, node))
         self.record(node, callee, result, args)
         return result
+
+    def instance_of(self, cls: ClassInfo, node: cst.Call, args: Arguments) -> Value:
+        """A new instance of a class whose code is known."""
+        kind = Kind.MODULE if cls.is_module else Kind.INSTANCE
+        self.escape(args)
+        return of(self.origin(node, Source.CALL, dotted(node.func)), kind, Instance(cls))
 
     def source_of(self, callee: Value, node: cst.Call) -> Source:
         """Whether a call is one of a model, of a criterion, or of something else."""
@@ -246,8 +246,24 @@ class Calls(Expressions):
 
     # -- things that are imported ----------------------------------------------------------------------------------
 
-    def reference(self, name: str, node: cst.Call, args: Arguments) -> Value:
-        """A call of something imported, by its qualified name."""
+    def reference_call(self, callee: Value, node: cst.Call, args: Arguments) -> Value:
+        """A call of something imported: what is known of it by name, otherwise what its code says."""
+        result = self.reference(callee.info, node, args)
+        if result is None:
+            found = self.function.index.functions.get(callee.info) or self.function.index.linked(callee.info)
+            if isinstance(found, FunctionInfo):
+                return self.apply(found, UNKNOWN, node, args, callee)
+            if found is not None:
+                result = self.instance_of(found, node, args)
+            else:
+                tail = callee.info.rsplit(".", 1)[-1]
+                named = know.LOSS_NAME.match(tail) and not tail[0].isupper()
+                result = self.opaque(node, args, callee, Source.LOSS_CALL if named else Source.CALL)
+        self.record(node, callee, result, args)
+        return result
+
+    def reference(self, name: str, node: cst.Call, args: Arguments) -> Value | None:
+        """A call of something imported, by its qualified name; None where the name says nothing."""
         top = name.split(".", 1)[0]
         if top == "torch":
             return self.torch_call(name, node, args)
@@ -263,9 +279,16 @@ class Calls(Expressions):
             )
             _, value = self.container(node, "bounded" if bounded else None)
             return value
-        if name == "accelerate.Accelerator" or name.endswith(".Accelerator"):
-            steps = any("gradient_accumulation" in arg.keyword or arg.arg.star for arg in args)
-            return of(self.origin(node, Source.CALL, name), Kind.ACCELERATOR, ("accelerate", steps))
+        if name.endswith((".Accelerator", ".Fabric")):
+            about = know.accelerator(name, [(arg.keyword, arg.arg.value) for arg in args])
+            return of(self.origin(node, Source.CALL, name), Kind.ACCELERATOR, about)
+        if name == "deepspeed.initialize":  # deepspeed 0.19.8, __init__.py: engine, optimizer, loader, scheduler
+            origin, value = self.container(node, "tuple")
+            engine = of(self.origin(node, Source.CALL, name, "engine"), Kind.MODULE, "deepspeed.DeepSpeedEngine")
+            optimizer = of(self.origin(node, Source.CALL, name, "optimizer"), Kind.OPTIMIZER, name)
+            for place_, part in enumerate((engine, optimizer, UNKNOWN, UNKNOWN)):
+                self.state.put(origin, f"[{place_}]", part)
+            return value
         if know.OPTIMIZER_CLASS.match(name):
             return of(self.origin(node, Source.CALL, name), Kind.OPTIMIZER, name)
         if name.startswith("copy.") and args:
@@ -279,13 +302,7 @@ class Calls(Expressions):
             return args[0].value
         if know.MAYBE_OFF.search(tail) and not tail[0].isupper():
             return Value(Kind.GRAD_MODE, info=Grad.MAYBE)
-        callee = Value(Kind.REFERENCE, info=name)
-        imported = self.flow.index.functions.get(name)
-        if imported is not None:
-            return self.apply(imported, UNKNOWN, node, args, callee)
-        if know.LOSS_NAME.match(tail) and not tail[0].isupper():
-            return self.opaque(node, args, callee, Source.LOSS_CALL)
-        return self.opaque(node, args, callee, Source.CALL)
+        return None
 
     def torch_call(self, name: str, node: cst.Call, args: Arguments) -> Value:
         """A call into torch."""
@@ -463,7 +480,8 @@ class Calls(Expressions):
         tail = text.rsplit(".", 1)[-1].lower()
         first = args[0] if args and not args[0].keyword else None
         if first is not None and (base.kind is Kind.ACCELERATOR or know.ACCELERATOR_NAME.match(tail)):
-            self.backward(BackwardKind.ACCELERATOR, node, first, args, text)
+            fabric = base.info[0] == "fabric" if base.kind is Kind.ACCELERATOR else know.FABRIC_NAME.match(tail)
+            self.backward(BackwardKind.FABRIC if fabric else BackwardKind.ACCELERATOR, node, first, args, text)
         elif isinstance(base.info, Instance) and (own := base.info.cls.method("backward")) is not None:
             self.apply(own, base, node, args, base)
         elif first is not None and (
@@ -491,8 +509,11 @@ class Calls(Expressions):
         """A method call on something that is not a module of code."""
         name = func.attr.value
         if self.try_backward(node, func, base, args):
-            self.record(node, base, NONE, args)
-            return NONE
+            # an engine of DeepSpeed hands the loss back (0.19.8, runtime/engine.py, `DeepSpeedEngine.backward`)
+            engine = name == "backward" and len(args) > 0 and self.flow.is_engine_backward(node)
+            returned = args[0].value if engine else NONE
+            self.record(node, base, returned, args)
+            return returned
         cls = base.info.cls if isinstance(base.info, Instance) else None
         if cls is not None and (own := cls.method(name)) is not None:
             return self.apply(own, base, node, args, Value(Kind.METHOD, info=Method(base, name, own)))

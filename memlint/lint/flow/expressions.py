@@ -185,19 +185,21 @@ class Expressions:
 
     def global_name(self, name: str, node: cst.CSTNode) -> Value:
         """A name that the function does not bind."""
-        flow = self.flow
-        value = flow.module_names.get(name)
+        index = self.function.index
+        value = index.names.get(name)
         if value is not None:
             return value
-        if name in flow.index.functions:
-            return Value(Kind.FUNCTION, info=flow.index.functions[name])
-        if name in flow.index.classes:
-            return Value(Kind.CLASS, info=flow.index.classes[name])
-        if name in flow.index.imports:
-            return Value(Kind.REFERENCE, info=canonical(flow.index.imports[name]))
-        if name not in flow.index.globals and name in CONVENTIONS:
+        if name in index.functions:
+            return Value(Kind.FUNCTION, info=index.functions[name])
+        if name in index.classes:
+            return Value(Kind.CLASS, info=index.classes[name])
+        if name in index.imports:
+            return Value(Kind.REFERENCE, info=canonical(index.imports[name]))
+        if name not in index.globals and name in CONVENTIONS:
             return Value(Kind.REFERENCE, info=CONVENTIONS[name])
-        return of(flow.free(name, node))
+        if index.stars and name not in index.globals and (found := index.from_a_star(name)) is not None:
+            return Value(Kind.CLASS if isinstance(found, ClassInfo) else Kind.FUNCTION, info=found)
+        return of(self.flow.free(index, name, node))
 
     def attribute(self, node: cst.Attribute) -> Value:
         """`base.attr` as a value (method calls are seen by `call` before they come here)."""
@@ -417,7 +419,7 @@ class Expressions:
 
     def lambda_(self, node: cst.Lambda) -> Value:
         """A lambda is a function of this file; it sees what the names hold now."""
-        info = self.flow.function_at(node, "<lambda>")
+        info = self.flow.function_at(node, "<lambda>", self.function.index)
         info.closure = self.visible()
         return Value(Kind.FUNCTION, info=info)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 if TYPE_CHECKING:
-    from memlint.lint.flow.index import ClassInfo, FunctionInfo
+    from memlint.lint.flow.index import ClassInfo, FunctionInfo, ModuleIndex
     from memlint.lint.flow.values import Grad, Origin, Value
 
 
@@ -158,10 +158,11 @@ class BackwardKind(enum.Enum):
     AUTOGRAD = "torch.autograd.backward"
     GRAD = "torch.autograd.grad"
     ACCELERATOR = "Accelerator.backward"
+    FABRIC = "Fabric.backward"
     ENGINE = "engine.backward"
     MANUAL = "manual_backward"
     FRAMEWORK = "the framework, on the value returned"
-    HELPER = "a function of this file"
+    HELPER = "a function that is called"
 
 
 @dataclass(slots=True, eq=False)
@@ -231,7 +232,7 @@ class CallEvent:
     grad: Grad
     #: mode of the module that is called (`eval`, `train`, or empty)
     mode: str = ""
-    #: the function of this file that runs
+    #: the function that runs, where its code is known
     target: FunctionInfo | None = None
     order: int = 0
     #: the call is a statement of its own: nothing takes its result
@@ -263,6 +264,8 @@ class FunctionFlow:
     cls: ClassInfo | None
     #: grad mode at entry, from decorators
     grad: Grad
+    #: the module that it stands in
+    index: ModuleIndex
     stores: list[Store] = field(default_factory=list)
     backwards: list[Backward] = field(default_factory=list)
     optimizer: list[OptimizerEvent] = field(default_factory=list)
@@ -294,3 +297,8 @@ class FunctionFlow:
     def is_module(self) -> bool:
         """Whether this is the top of the module."""
         return self.info is None
+
+    @property
+    def foreign(self) -> bool:
+        """Whether it stands in another file than the one that is judged."""
+        return self.index.hops > 0

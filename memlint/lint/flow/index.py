@@ -5,12 +5,12 @@ This walks statements only, never into expressions, so that it costs a small par
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import libcst as cst
 
-from memlint.lint.imports import bindings, dotted
+from memlint.lint.imports import bindings, dotted, module_of
 
 if TYPE_CHECKING:
     from memlint.lint.flow.facts import FunctionFlow
@@ -19,12 +19,16 @@ if TYPE_CHECKING:
 
 
 class FunctionInfo:
-    """A function of this file."""
+    """A function of this file, or of another one of the project that this file uses."""
 
-    def __init__(self, node: cst.FunctionDef | cst.Lambda, name: str, cls: ClassInfo | None) -> None:
+    def __init__(
+        self, node: cst.FunctionDef | cst.Lambda, name: str, cls: ClassInfo | None, index: ModuleIndex
+    ) -> None:
         self.node = node
         self.name = name
         self.cls = cls
+        #: the module that defines it
+        self.index = index
         self.flow: FunctionFlow | None = None
         self.summary: Summary | None = None
         self.running = False
@@ -53,20 +57,32 @@ class FunctionInfo:
 
 
 class ClassInfo:
-    """A class of this file."""
+    """A class of this file, or of another one of the project that this file uses."""
 
-    def __init__(self, node: cst.ClassDef) -> None:
+    def __init__(self, node: cst.ClassDef, index: ModuleIndex) -> None:
         self.node = node
         self.name = node.name.value
+        #: the module that defines it
+        self.index = index
         self.bases: list[str] = []
         self.methods: dict[str, FunctionInfo] = {}
         #: what methods assign to attributes of self: the expressions, by attribute
         self.assigned: dict[str, list[cst.BaseExpression]] = {}
         self.buffers: set[str] = set()
-        self.parents: list[ClassInfo] = []
+        self._parents: list[ClassInfo] | None = None
+
+    @property
+    def parents(self) -> list[ClassInfo]:
+        """The bases whose code is known, in this file or another one of the project. Looked up when first asked."""
+        if self._parents is None:
+            self._parents = []  # while they are looked up: a class is not its own base
+            own = self.index.classes
+            found = (own[name] if name in own else self.index.linked_class(name) for name in self.bases)
+            self._parents = [cls for cls in found if cls is not None and cls is not self]
+        return self._parents
 
     def ancestry(self) -> Iterator[ClassInfo]:
-        """This class and its bases in this file, nearest first."""
+        """This class and its bases, nearest first."""
         seen: set[int] = set()
         stack = [self]
         while stack:
@@ -77,7 +93,7 @@ class ClassInfo:
                 stack += cls.parents
 
     def method(self, name: str) -> FunctionInfo | None:
-        """The method `name`, here or in a base class of this file."""
+        """The method `name`, here or in a base class."""
         for cls in self.ancestry():
             if name in cls.methods:
                 return cls.methods[name]
@@ -102,17 +118,38 @@ class ClassInfo:
         return any(name.rsplit(".", 1)[-1] in ("LightningModule",) for name in self.base_names())
 
     @property
+    def is_callback(self) -> bool:
+        """Whether it is a callback."""
+        return any(name.rsplit(".", 1)[-1] == "Callback" for name in self.base_names())
+
+    @property
     def is_autograd_function(self) -> bool:
         """Whether it is a torch.autograd.Function."""
-        return any(name.endswith("autograd.Function") or name == "Function" for name in self.base_names())
+        return not self.is_module and any(
+            name.endswith("autograd.Function") or name == "Function" for name in self.base_names()
+        )
+
+
+Link = Callable[["ModuleIndex", str], "FunctionInfo | ClassInfo | None"]
 
 
 class ModuleIndex:
-    """What a file defines."""
+    """What a file defines, or, of another file of the project, the part that is used.
 
-    def __init__(self, module: cst.Module) -> None:
+    path: the file. hops: how many imports away from the file that is judged (0 for that file itself). link: what finds
+    a qualified name in other files of the project; None where the file stands alone.
+    """
+
+    def __init__(self, module: cst.Module, path: str = "", hops: int = 0, link: Link | None = None) -> None:
         self.module = module
+        self.path = path
+        self.hops = hops
+        self._link = link
+        #: what the names at the top hold, once the statements there have run
+        self.names: dict[str, Value] = {}
         self.imports: dict[str, str] = {}
+        #: modules of which all names are imported
+        self.stars: list[str] = []
         self.functions: dict[str, FunctionInfo] = {}
         self.classes: dict[str, ClassInfo] = {}
         self.by_node: dict[int, FunctionInfo] = {}
@@ -129,7 +166,35 @@ class ModuleIndex:
                 self.imports.get(name.split(".")[0], name.split(".")[0]) + name[len(name.split(".")[0]) :]
                 for name in cls.bases
             ]
-            cls.parents = [self.classes[name] for name in cls.bases if name in self.classes and name != cls.name]
+
+    def __contains__(self, name: str) -> bool:
+        """Whether a function or class of this name stands at the top."""
+        return name in self.functions or name in self.classes
+
+    def definition(self, names: tuple[str, ...]) -> FunctionInfo | ClassInfo | None:
+        """The function, class or static method of a dotted name."""
+        if len(names) == 1:
+            return self.functions.get(names[0]) or self.classes.get(names[0])
+        cls = self.classes.get(names[0])
+        method = cls.method(names[1]) if cls is not None and len(names) == 2 else None
+        return method if method is not None and (method.static or method.of_class) else None
+
+    def linked(self, name: str) -> FunctionInfo | ClassInfo | None:
+        """The function or class of another file of the project that `name` stands for here."""
+        return self._link(self, name) if self._link is not None else None
+
+    def from_a_star(self, name: str) -> FunctionInfo | ClassInfo | None:
+        """What `name` stands for if one of the `from x import *` brings it."""
+        for star in self.stars:
+            found = self.linked(f"{star}{name}" if star.endswith(".") else f"{star}.{name}")
+            if found is not None:
+                return found
+        return None
+
+    def linked_class(self, name: str) -> ClassInfo | None:
+        """The class of another file of the project that `name` stands for here."""
+        found = self.linked(name)
+        return found if isinstance(found, ClassInfo) else None
 
     def _scan(
         self,
@@ -152,7 +217,7 @@ class ModuleIndex:
                     self._scan(block, cls, function, top=top)
 
     def _function(self, node: cst.FunctionDef, cls: ClassInfo | None, outer: FunctionInfo | None, top: bool) -> None:
-        info = FunctionInfo(node, node.name.value, cls if outer is None else None)
+        info = FunctionInfo(node, node.name.value, cls if outer is None else None, self)
         self.by_node[id(node)] = info
         self.all_functions.append(info)
         if outer is None:
@@ -164,7 +229,7 @@ class ModuleIndex:
         self._scan(statements(node.body), cls, info, top=False)
 
     def _class(self, node: cst.ClassDef, top: bool) -> None:
-        cls = ClassInfo(node)
+        cls = ClassInfo(node, self)
         cls.bases = [name for arg in node.bases if (name := dotted(_unsubscripted(arg.value)))]
         self.classes.setdefault(cls.name, cls)
         self._scan(statements(node.body), cls, None, top=False)
@@ -175,6 +240,8 @@ class ModuleIndex:
         if isinstance(node, (cst.Import, cst.ImportFrom)):
             if function is None:
                 self.imports.update(bindings(node))
+                if isinstance(node, cst.ImportFrom) and isinstance(node.names, cst.ImportStar):
+                    self.stars.append(module_of(node))
         elif isinstance(node, cst.Assign):
             for target in node.targets:
                 self._assigned(target.target, node.value, cls, function, top)

@@ -106,7 +106,7 @@ class Interpreter(Calls):
 
     def define(self, node: cst.FunctionDef) -> None:
         """A nested function sees the names of this one."""
-        info = self.flow.function_at(node, node.name.value)
+        info = self.flow.function_at(node, node.name.value, self.function.index)
         if not self.function.is_module or info.closure is not None:
             info.closure = self.visible()
         decorated = [self.ev(decorator) for decorator in info.decorators] if not self.function.is_module else []
@@ -116,7 +116,7 @@ class Interpreter(Calls):
 
     def class_(self, node: cst.ClassDef) -> None:
         """A class statement binds its name."""
-        info = self.flow.index.classes.get(node.name.value)
+        info = self.function.index.classes.get(node.name.value)
         if info is not None and not self.function.is_module:
             for method in info.methods.values():
                 method.closure = self.visible()
@@ -301,7 +301,7 @@ class Interpreter(Calls):
             if value.kind is Kind.GRAD_MODE and isinstance(node.value, cst.Call):
                 if dotted(node.value.func).endswith("set_grad_enabled"):
                     self.state.grad = value.info
-                    if value.info is not Grad.ON and not self.function.is_module:
+                    if value.info is not Grad.ON and not self.function.is_module and not self.function.foreign:
                         self.flow.switches_grad = True
         elif isinstance(node, cst.Assign):
             self.assignment(node)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
-from memlint.lint.flow.facts import Backward, FunctionFlow, Life, Loop, Store, StoreKind
+from memlint.lint.flow.facts import Backward, FunctionFlow, Guard, Life, Loop, Store, StoreKind
+from memlint.lint.flow.syntax import runs_in_eval_mode
 from memlint.lint.flow.values import Grad, Grade, Origin, Source
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ def judge(flow: Flow, store: Store) -> Kept | None:
     """Whether `store` keeps a graph for nothing; None where it is right, bounded to one value, or not known."""
     if store.needed or store.yielded or store.plain or not outlives_iteration(store):
         return None
+    if any(isinstance(frame, Guard) and runs_in_eval_mode(frame.test, frame.taken) for frame in store.path):
+        return None  # whether a graph is there is up to whoever evaluates
     best: Kept | None = None
     for leaf in store.leaves:
         grade, origin = flow.attached_part(leaf)

@@ -8,6 +8,9 @@ torch/_tensor.py, and by running each on a tensor that requires grad.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+
+import libcst as cst
 
 #: Tensor methods whose result carries no graph: autograd does not record them, or they leave torch.
 DETACHING_METHODS = frozenset(
@@ -130,7 +133,8 @@ LOSS_NAME = re.compile(
 RECURRENT_NAME = re.compile(r"lstm|gru|rnn|recurrent", re.I)
 OPTIMIZER_NAME = re.compile(r"opt(?:im(?:izer)?)?(?:s|_?\w{0,12}|\d)?$|^(?:\w+_)?(?:adam|adamw|sgd)(?:_\w+)?$", re.I)
 SCALER_NAME = re.compile(r"scaler", re.I)
-ACCELERATOR_NAME = re.compile(r"^_?accelerator$|^fabric$", re.I)
+ACCELERATOR_NAME = re.compile(r"^_?(?:accelerator|fabric)$", re.I)
+FABRIC_NAME = re.compile(r"^_?fabric$", re.I)
 LOADER_NAME = re.compile(r"loader|dataloader|_dl$|^dl$|batches|_iter(?:ator)?$|dataset", re.I)
 #: What entries of a model's result are called when they carry a graph.
 OUTPUT_NAME = re.compile(r"loss|logit|out|pred|hidden|feat|emb|score|prob|value|state", re.I)
@@ -155,5 +159,31 @@ OPTIMIZER_CLASS = re.compile(
     r"^(?:torch\.optim\.(?!lr_scheduler)\w+|apex\.optimizers\.\w+|bitsandbytes\.optim\.\w+|transformers\.AdamW)$"
 )
 
-#: Frameworks whose backward divides the loss by the number of micro-steps.
-ENGINE_CLASS = re.compile(r"^deepspeed\.")
+#: Libraries whose Trainer classes are transformers' Trainer, or built on it.
+TRAINER_LIBRARIES = frozenset(
+    "transformers trl sentence_transformers peft setfit optimum Trainer Seq2SeqTrainer".split()
+)
+
+#: Libraries whose metrics run `update` with autograd off, or detach (torchmetrics 1.9.0, metric.py,
+#: `Metric._wrap_update`; ignite 0.5.4, metrics/*.py, `update` reads `output[0].detach()`). CatMetric keeps its input.
+METRIC_LIBRARIES = frozenset(("torchmetrics", "ignite"))
+
+
+def accelerator(qualified: str, arguments: Sequence[tuple[str, cst.BaseExpression]]) -> tuple[str, bool]:
+    """What is known of an Accelerator or Fabric that is built: which it is, and whether it divides losses.
+
+    Accelerate divides by its own number of steps, 1 unless given (1.15.0, accelerator.py, `Accelerator.backward`);
+    Fabric divides nothing (2.6.6, fabric.py, `Fabric.backward`).
+    """
+    if qualified.endswith(".Fabric"):
+        return ("fabric", False)
+    for keyword, value in arguments:
+        if keyword == "gradient_accumulation_plugin":
+            return ("accelerate", True)
+        if keyword == "gradient_accumulation_steps":
+            return ("accelerate", not (isinstance(value, cst.Integer) and value.evaluated_value == 1))
+    return ("accelerate", False)
+
+
+#: Words of files that train or evaluate through functions of other files; all words of one entry.
+HELPED_TRAINING = (("loss", "optimiz"), ("loss", "epoch"), ("loss", "batch in"))

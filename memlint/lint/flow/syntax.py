@@ -176,3 +176,12 @@ def nodes(root: cst.CSTNode) -> Iterator[cst.CSTNode]:
             elif isinstance(value, (tuple, list)):
                 below += [part for part in value if isinstance(part, cst.CSTNode)]
         stack += reversed(below)
+
+
+def runs_in_eval_mode(test: cst.BaseExpression, taken: bool) -> bool:
+    """Whether a branch runs only in eval mode: `if not self.training`, the `else` of `if module.training`."""
+    while isinstance(test, cst.UnaryOperation) and isinstance(test.operator, cst.Not):
+        test, taken = test.expression, not taken
+    if isinstance(test, cst.BooleanOperation) and isinstance(test.operator, cst.And) is taken:
+        return runs_in_eval_mode(test.left, taken) or runs_in_eval_mode(test.right, taken)
+    return isinstance(test, cst.Attribute) and test.attr.value == "training" and not taken

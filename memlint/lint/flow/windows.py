@@ -17,12 +17,13 @@ from memlint.lint.flow.facts import (
     OptimizerCall,
     OptimizerEvent,
     Path,
+    Region,
     inside,
 )
 from memlint.lint.flow.syntax import modulus, names_in
 
 #: backwards whose framework neither divides the loss nor defers the step by itself
-_BY_HAND = (BackwardKind.TENSOR, BackwardKind.AUTOGRAD, BackwardKind.MANUAL)
+_BY_HAND = (BackwardKind.TENSOR, BackwardKind.AUTOGRAD, BackwardKind.MANUAL, BackwardKind.FABRIC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +42,15 @@ class Window:
     length: cst.BaseExpression | None
 
 
-def windows(function: FunctionFlow) -> Iterator[Window]:
-    """The accumulation windows of a function."""
+def windows(function: FunctionFlow, *, divided: bool = False) -> Iterator[Window]:
+    """The accumulation windows of a function.
+
+    divided: also those of an Accelerator, which may divide the loss by itself.
+    """
+    kinds = (*_BY_HAND, BackwardKind.ACCELERATOR) if divided else _BY_HAND
     steps = [event for event in function.optimizer if event.what is OptimizerCall.STEP]
     for backward in function.backwards:
-        if backward.kind in _BY_HAND and backward.loops and steps:
+        if backward.kind in kinds and backward.loops and steps:
             loop = backward.loops[-1]
             window = _guarded(backward, loop, steps) or _nested(backward, loop, steps)
             if window is not None:
@@ -85,6 +90,17 @@ def _nested(backward: Backward, loop: Loop, steps: list[OptimizerEvent]) -> Wind
     if isinstance(loop.node.iter, cst.Call) and loop.count and loop.node.iter.args:
         length = loop.node.iter.args[-1].value
     return Window(backward, after[0], loop, None, named, length)
+
+
+def deferred(path: Path) -> bool:
+    """Whether a place is inside `with accelerator.accumulate(...)`.
+
+    There the optimizers of accelerate act at the end of a window only (1.15.0, optimizer.py, `AcceleratedOptimizer`).
+    """
+    return any(
+        isinstance(frame, Region) and any(manager.endswith(".accumulate") for manager in frame.managers)
+        for frame in path
+    )
 
 
 def periodic_guard(path: Path) -> Guard | None:

@@ -242,7 +242,7 @@ def test_emptied_list_belongs_to_the_window() -> None:
     [
         ("loss.backward()", BackwardKind.TENSOR),
         ("accelerator.backward(loss)", BackwardKind.ACCELERATOR),
-        ("self.fabric.backward(loss)", BackwardKind.ACCELERATOR),
+        ("self.fabric.backward(loss)", BackwardKind.FABRIC),
         ("model_engine.backward(loss)", BackwardKind.ENGINE),
         ("self.manual_backward(loss)", BackwardKind.MANUAL),
         ("torch.autograd.backward([loss])", BackwardKind.AUTOGRAD),
