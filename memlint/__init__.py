@@ -7,14 +7,18 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from memlint.runtime.budget import Budget as Budget
     from memlint.runtime.budget import memory_budget as memory_budget
+    from memlint.runtime.fit import fit as fit
     from memlint.runtime.monitor import MemoryMonitor as MemoryMonitor
+    from memlint.virtual.device import VirtualCuda as virtual_cuda
 
 __version__ = "0.1.0"
 
 _RUNTIME = {
     "Budget": "memlint.runtime.budget",
     "MemoryMonitor": "memlint.runtime.monitor",
+    "fit": "memlint.runtime.fit",
     "memory_budget": "memlint.runtime.budget",
+    "virtual_cuda": "memlint.virtual.device:VirtualCuda",
 }
 
 
@@ -24,7 +28,8 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module 'memlint' has no attribute {name!r}")
     import importlib
 
-    return getattr(importlib.import_module(_RUNTIME[name]), name)
+    module, _, attribute = _RUNTIME[name].partition(":")
+    return getattr(importlib.import_module(module), attribute or name)
 
 
 def __dir__() -> list[str]:

@@ -323,7 +323,10 @@ def run_script(options: argparse.Namespace) -> int:
         warmup=options.warmup,
         steps=options.steps,
         trace=options.trace,
+        constants=dict(map(_constant, options.set)),
     )
+    if plan.constants and plan.is_module:
+        raise UsageError("--set works for scripts, not for -m")
     ran = run(plan, sys.stderr if sys.stderr.isatty() else None)
     sys.stdout.flush()
     _write(sys.stderr, text_of(ran.record) + "\n")
@@ -332,6 +335,52 @@ def run_script(options: argparse.Namespace) -> int:
 
         _write_file("--report", options.report, json_of([ran.record]))
     return ran.code if ran.passed else FOUND
+
+
+def _constant(text: str) -> tuple[str, object]:
+    """`BATCH_SIZE=64` as a name and a Python value."""
+    import ast
+
+    name, found, value = text.partition("=")
+    try:
+        if not found or not name.isidentifier():
+            raise ValueError
+        return name, ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        raise UsageError(f"--set {text}: it wants NAME=VALUE, such as BATCH_SIZE=64") from None
+
+
+# -- fit -------------------------------------------------------------------------------------------------------------
+
+
+def run_fit(options: argparse.Namespace) -> int:
+    """`memlint fit`: 1 where nothing fits."""
+    try:
+        import torch  # noqa: F401
+    except ImportError:
+        raise UsageError("memlint fit needs torch: pip install 'torch-memlint[runtime]'") from None
+    from memlint.runtime import fit
+
+    name, values = fit.parse_vary(options.vary)
+    if ":" in options.target.replace(":\\", ""):
+        make_step = fit.load(options.target)
+        found = fit.fit(
+            make_step,
+            values,
+            name=name,
+            gpu=options.gpu,
+            margin=options.margin,
+            steps=options.steps,
+            advise=options.advice,
+        )
+    else:
+        found = fit.fit_script(
+            options.target, options.arguments, name, values, gpu=options.gpu, margin=options.margin, steps=options.steps
+        )
+    if options.report is not None:
+        _write_file("--report", options.report, fit.json_of(found))
+    _write(sys.stdout, fit.text_of(found))
+    return CLEAN if found.best is not None else FOUND
 
 
 # -- the words -------------------------------------------------------------------------------------------------------
@@ -379,7 +428,44 @@ def parser() -> argparse.ArgumentParser:
             " over its budget, else the script's own exit code.",
         )
     )
+    _add_fit(
+        commands.add_parser(
+            "fit",
+            help="find the largest batch that fits a card, without one",
+            description="Find the largest value (a batch size, say) with which a training step fits a card, by running"
+            " steps on the virtual CUDA device. Exit 1 when no value fits.",
+        )
+    )
     return made
+
+
+def _add_fit(fit: argparse.ArgumentParser) -> None:
+    fit.set_defaults(run=run_fit)
+    fit.add_argument("--gpu", default="t4", metavar="CARD", help="the card, such as t4, rtx-3090 or a100-80gb (t4)")
+    fit.add_argument(
+        "--vary",
+        required=True,
+        metavar="NAME=A..B",
+        help="what is varied: an argument of the function, a constant at the script's top, or argv:--option;"
+        " with its values as A..B or N,N,...",
+    )
+    fit.add_argument("--margin", type=_share, default=0.05, metavar="PART", help="what stays free of the card (5%%)")
+    fit.add_argument("--steps", type=_whole(1), default=3, metavar="N", help="steps to run for each value (3)")
+    fit.add_argument("--no-advice", dest="advice", action="store_false", help="do not try what would help")
+    fit.add_argument("--report", metavar="FILE", help="write all that was measured as JSON")
+    fit.add_argument("target", metavar="TARGET", help="FILE.py:FUNCTION or MODULE:FUNCTION, or a script")
+    fit.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="what a script gets as its argv")
+
+
+def _share(text: str) -> float:
+    """A part of a whole, as 0.05 or 5%."""
+    try:
+        value = float(text[:-1]) / 100 if text.endswith("%") else float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no part of a whole, such as 5%")
+    return value
 
 
 def _add_run_script(run: argparse.ArgumentParser) -> None:
@@ -389,7 +475,7 @@ def _add_run_script(run: argparse.ArgumentParser) -> None:
     run.add_argument("--budget", metavar="SIZE", help="the most that may be allocated at one time, such as 20GiB")
     run.add_argument("--reserved", metavar="SIZE", help="the most that the allocator may hold at one time")
     run.add_argument("--growth", default="0", metavar="SIZE", help="bytes that may stay a step (0)")
-    run.add_argument("--device", default="auto", help="auto (an accelerator, else the CPU), cpu, cuda, cuda:1, ...")
+    run.add_argument("--device", default="auto", help="auto (an accelerator, else the CPU), cpu, cuda, virtual:t4, ...")
     run.add_argument(
         "--trace",
         choices=("on-failure", "always", "never"),
@@ -397,6 +483,13 @@ def _add_run_script(run: argparse.ArgumentParser) -> None:
         help="when to trace steps, to say who holds what (on-failure)",
     )
     run.add_argument("--report", metavar="FILE", help="write all that was measured as JSON")
+    run.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="run with another value for a constant that the script assigns at its top",
+    )
     run.add_argument("-m", dest="module", action="store_true", help="the target is a module, as for python -m")
     run.add_argument("target", metavar="SCRIPT", help="the script")
     run.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="what the script gets as its argv")

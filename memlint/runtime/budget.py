@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar, overload
 
-from memlint.errors import BudgetError
+from memlint.errors import BudgetError, ConfigError
 from memlint.units import SizeError, parse_bytes
 
 MARK = "memory_budget"
@@ -32,7 +32,7 @@ class Budget:
     reserved: the same of what the allocator holds (`torch.cuda.max_memory_reserved`).
     growth: bytes that may stay alive a step.
     warmup, steps: steps that run before measuring, and steps that are measured; None takes the default.
-    device: "auto", or a device of torch ("cuda", "cuda:1", "cpu", "xpu").
+    device: "auto", a device of torch ("cuda", "cuda:1", "cpu", "xpu"), or a card that is not there ("virtual:t4").
     baseline: how much more than the saved peak is allowed, as a fraction; None: the default, False: not compared.
     cycles: what bytes mean that only a garbage collection frees: "warn", "fail" or "ignore".
     """
@@ -127,10 +127,22 @@ def _count(least: int) -> Callable[[object], int | None]:
 
 def parse_device(value: object) -> str:
     """The name of a device as torch writes it, or "auto". Raises BudgetError."""
+    if isinstance(value, str) and (value == "virtual" or value.startswith("virtual:")):
+        return _virtual(value)
     match = _DEVICE.fullmatch(value) if isinstance(value, str) else None
     if not isinstance(value, str) or match is None or match[1] not in DEVICES:
-        raise BudgetError("it wants 'auto', 'cpu', 'cuda', 'cuda:0', or another device of torch")
+        raise BudgetError("it wants 'auto', 'cpu', 'cuda', 'cuda:0', 'virtual:t4', or another device of torch")
     return value
+
+
+def _virtual(value: str) -> str:
+    from memlint.virtual.cards import card
+
+    name = value.partition(":")[2]
+    try:
+        return f"virtual:{card(name).name}" if name else value
+    except ConfigError as error:
+        raise BudgetError(str(error)) from None
 
 
 def _baseline(value: object) -> float | bool | None:

@@ -58,7 +58,7 @@ class Settings:
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("memlint", "memory budgets (memlint)")
     group.addoption("--memory-device", metavar="DEVICE", help="where budgets without a device of their own run: auto"
-                    " (an accelerator, else memory_fallback_device), cpu, cuda, cuda:1, ...")  # fmt: skip
+                    " (an accelerator, else memory_fallback_device), cpu, cuda, cuda:1, virtual:t4, ...")  # fmt: skip
     group.addoption("--memory-steps", metavar="N", help=f"steps that are measured (default {STEPS})")
     group.addoption("--memory-warmup", metavar="N", help=f"steps before measuring (default {WARMUP})")
     group.addoption("--memory-default-growth", metavar="SIZE", help="the growth that budgets allow which name none:"

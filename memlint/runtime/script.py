@@ -7,6 +7,7 @@ because of infinities ends a step all the same.
 
 from __future__ import annotations
 
+import ast
 import builtins
 import importlib.util
 import os
@@ -16,9 +17,9 @@ import time
 import traceback
 import types
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
@@ -43,7 +44,11 @@ _INTERRUPTED = 130
 
 @dataclass(frozen=True)
 class Plan:
-    """What to run and how to judge it. steps: measured steps after which the run ends; None: it runs to its end."""
+    """What to run and how to judge it.
+
+    steps: measured steps after which the run ends; None: it runs to its end. constants: values for names that the
+    script assigns at its top, in place of its own.
+    """
 
     target: str
     arguments: Sequence[str]
@@ -52,6 +57,7 @@ class Plan:
     warmup: int
     steps: int | None
     trace: str
+    constants: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -157,9 +163,29 @@ def _code_of(plan: Plan) -> types.CodeType | None:
     except OSError as error:
         raise UsageError(f"{plan.target}: cannot be read: {error.strerror}") from None
     try:
-        return compile(text, plan.target, "exec", dont_inherit=True)
+        tree = ast.parse(text, plan.target)
+        for name, value in plan.constants.items():
+            _set(tree, name, value, plan.target)
+        return compile(tree, plan.target, "exec", dont_inherit=True)
     except (SyntaxError, ValueError) as error:
         raise UsageError(f"{plan.target}: {error}") from None
+
+
+def _set(tree: ast.Module, name: str, value: object, where: str) -> None:
+    """Give a name that is assigned at the top of the script another value. Raises UsageError where it is not."""
+    found = False
+    for node in tree.body:
+        targets = (
+            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        )
+        if isinstance(node, (ast.Assign, ast.AnnAssign)) and any(
+            isinstance(t, ast.Name) and t.id == name for t in targets
+        ):
+            node.value = ast.copy_location(ast.Constant(value), node)  # type: ignore[arg-type]
+            found = True
+    if not found:
+        raise UsageError(f"{where}: {name} is not assigned at its top level")
+    ast.fix_missing_locations(tree)
 
 
 @contextmanager

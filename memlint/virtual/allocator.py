@@ -1,8 +1,9 @@
 """The rules of torch's caching allocator for CUDA (c10/cuda/CUDACachingAllocator.cpp), on numbers instead of memory.
 
 A request is rounded to a block, a block is cut from the smallest free one that fits, a segment is asked of the card
-only when none fits, and freed blocks merge with their neighbours and stay reserved. All sizes and addresses in bytes.
-Not modelled yet: expandable segments.
+only when none fits, and freed blocks merge with their neighbours and stay reserved. With expandable segments, each stream
+and pool has one segment of addresses that is as large as the card, and memory is mapped to its end as it is needed.
+All sizes and addresses in bytes.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ class AllocatorSettings:
     roundup_power2_divisions: tuple[tuple[int, int], ...] = ()
     garbage_collection_threshold: float = 0.0
     large_segment_size: int = LARGE_BUFFER
+    expandable_segments: bool = False
 
     @classmethod
     def parse(cls, text: str) -> AllocatorSettings:
@@ -72,11 +74,9 @@ class AllocatorSettings:
                 raise ValueError(value)
             return replace(self, garbage_collection_threshold=share)
         if name == "expandable_segments":
-            if value == "True":
-                raise SettingsError("PYTORCH_ALLOC_CONF: expandable_segments:True is not modelled yet")
-            if value != "False":
+            if value not in ("True", "False"):
                 raise ValueError(value)
-            return self
+            return replace(self, expandable_segments=value == "True")
         if name == "large_segment_size_mb":
             return replace(self, large_segment_size=int(value) * 2**20)
         if name == "roundup_power2_divisions":
@@ -117,6 +117,12 @@ class AllocatorSettings:
         return -(-size // ROUND_LARGE) * ROUND_LARGE
 
 
+def _room(block: Block) -> int:
+    """The size of a block with what can be mapped behind it."""
+    behind = block.after
+    return block.size + (behind.size if behind is not None and not behind.mapped else 0)
+
+
 def _power_of_two(text: str) -> int:
     number = int(text)
     if number < 1 or number & (number - 1):
@@ -126,7 +132,7 @@ def _power_of_two(text: str) -> int:
 
 @dataclass(slots=True, eq=False)
 class Block:
-    """A piece of a segment. requested: bytes asked for, 0 while it is free."""
+    """A piece of a segment. requested: bytes asked for, 0 while it is free. mapped: whether memory is behind it."""
 
     address: int
     size: int
@@ -135,6 +141,7 @@ class Block:
     free: bool = True
     before: Block | None = None
     after: Block | None = None
+    mapped: bool = True
 
     @property
     def key(self) -> tuple[int, int, int]:
@@ -144,13 +151,14 @@ class Block:
 
 @dataclass(slots=True, eq=False)
 class Segment:
-    """What the card gave in one piece."""
+    """What the card gave in one piece. page: what an expandable one grows by; 0 for the others."""
 
     address: int
     size: int
     stream: int
     small: bool
     last_used: int = 0
+    page: int = 0
 
 
 _COUNTED = ("allocated_bytes", "active_bytes", "requested_bytes", "reserved_bytes", "allocation", "segment")
@@ -195,6 +203,10 @@ class CachingAllocator:
         self._place = place or self._next_place
         self._next = 1 << 40
         self._free: dict[bool, list[tuple[tuple[int, int, int], Block]]] = {True: [], False: []}
+        #: the parts of expandable segments that have no memory
+        self._unmapped: list[Block] = []
+        #: told of what is mapped and unmapped: (action, address, nbytes)
+        self.listener: Callable[[str, int, int], None] | None = None
         self._used: dict[int, Block] = {}
         self._segments: dict[int, Segment] = {}
         self._first: dict[int, Block] = {}
@@ -209,7 +221,8 @@ class CachingAllocator:
         small = size <= SMALL_SIZE
         block = self._best_fit(size, stream, small)
         if block is None:
-            block = self._new_segment(size, stream, small)
+            expandable = self.settings.expandable_segments
+            block = self._expanded(size, stream, small) if expandable else self._new_segment(size, stream, small)
         self._take(block, size, nbytes)
         return block.address
 
@@ -218,16 +231,17 @@ class CachingAllocator:
         block = self._used.pop(address)
         self._count(block, -1)
         block.free, block.requested = True, 0
-        for neighbour in (block.before, block.after):
-            if neighbour is not None and neighbour.free:
-                self._forget(neighbour)
-                block = self._merged(neighbour, block) if neighbour is block.before else self._merged(block, neighbour)
-        self._remember(block)
+        self._remember(self._joined(block))
 
     def empty_cache(self) -> int:
         """Give all unused segments back; how many bytes that were."""
-        whole = [block for blocks in self._free.values() for _, block in blocks if self._is_whole(block)]
-        return sum(self.release(block.segment.address) for block in whole)
+        before = self.reserved
+        for block in [block for small in (False, True) for _, block in self._free[small]]:
+            if block.segment.page:
+                self._unmap(block)
+            elif self._is_whole(block):
+                self.release(block.segment.address)
+        return before - self.reserved
 
     def release(self, address: int) -> int:
         """Give one unused segment back; its bytes. Raises KeyError where there is none, ValueError where it is used."""
@@ -251,7 +265,8 @@ class CachingAllocator:
 
     def inactive_split_bytes(self) -> int:
         """Free bytes in segments that are in use: what fragmentation costs."""
-        return sum(block.size for blocks in self._free.values() for _, block in blocks if not self._is_whole(block))
+        free = (block for blocks in self._free.values() for _, block in blocks)
+        return sum(block.size for block in free if not block.segment.page and not self._is_whole(block))
 
     def segments(self) -> list[tuple[Segment, list[Block]]]:
         """All segments by address, each with its blocks."""
@@ -292,6 +307,12 @@ class CachingAllocator:
         if at == len(blocks) or blocks[at][1].segment.stream != stream:
             return None
         block = blocks[at][1]
+        if self.settings.expandable_segments and block.segment.page:
+            # what can still be mapped behind a block counts for the fit (`get_free_block`)
+            for _, other in blocks[at + 1 :]:
+                if not block.segment.page or other.segment.stream != stream or _room(other) >= _room(block):
+                    break
+                block = other
         limit = self.settings.max_split_size
         if limit is not None:
             if size < limit <= block.size:
@@ -307,15 +328,123 @@ class CachingAllocator:
             self.retries += 1
             self.empty_cache()
             if not self._fits(wanted):
-                self.ooms += 1
-                free = (self.capacity or 0) - self.counters.current.get("reserved_bytes", 0)
-                raise OutOfMemory(
-                    f"CUDA out of memory. Tried to allocate {format_bytes(wanted)}, {format_bytes(free)} of"
-                    f" {format_bytes(self.capacity or 0)} are free, {format_bytes(self.allocated)} allocated"
-                )
+                self._give_up(wanted)
         segment = self._add_segment(self._place(wanted), wanted, stream, small)
         block = self._append(None, Block(segment.address, wanted, segment))
         self._remember(block)
+        return block
+
+    def _give_up(self, wanted: int) -> None:
+        self.ooms += 1
+        free = (self.capacity or 0) - self.counters.current.get("reserved_bytes", 0)
+        raise OutOfMemory(
+            f"CUDA out of memory. Tried to allocate {format_bytes(wanted)}, {format_bytes(free)} of"
+            f" {format_bytes(self.capacity or 0)} are free, {format_bytes(self.allocated)} allocated"
+        )
+
+    # -- expandable segments (`try_allocate_expandable_block`, `map_block`, `unmap_block`) ----------------------------
+
+    def _expanded(self, size: int, stream: int, small: bool) -> Block:
+        """A free block for a request, with memory mapped at the end of an expandable segment."""
+        block = self._with_addresses(size, stream, small)
+        if not block.mapped:
+            block = self._map(block, min(block.size, size))
+        while block.size < size:
+            behind = block.after
+            assert behind is not None
+            block = self._map(behind, min(size - block.size, behind.size))
+        return block
+
+    def _with_addresses(self, size: int, stream: int, small: bool) -> Block:
+        """Where there are addresses for so much: a part without memory, or the free block before it."""
+        for unmapped in sorted(self._unmapped, key=lambda block: block.address):
+            segment = unmapped.segment
+            if segment.stream != stream or segment.small != small:
+                continue
+            before = unmapped.before
+            start = before if before is not None and before.free else unmapped
+            room, block = 0, start
+            while block is not None and block.free and room < size:
+                room, block = room + block.size, block.after  # type: ignore[assignment]
+            if room >= size:
+                return start
+        page = SMALL_BUFFER if small else self.settings.large_segment_size
+        limit = self.capacity if self.capacity is not None else 1 << 40
+        length = -(-(limit + limit // 8) // page) * page  # 1.125 of the card, in the constructor of ExpandableSegment
+        segment = Segment(self._place(length), length, stream, small, self._clock, page)
+        self._segments[segment.address] = segment
+        block = self._append(None, Block(segment.address, length, segment, mapped=False))
+        self._unmapped.append(block)
+        return block
+
+    def _map(self, block: Block, size: int) -> Block:
+        """Put memory behind the start of a part without any; the free block that comes of it."""
+        page = block.segment.page
+        mapped = min(-(-size // page) * page, block.size)
+        if not self._fits(mapped):
+            self.retries += 1
+            self.empty_cache()
+            if not self._fits(mapped):
+                self._give_up(mapped)
+        self._unmapped.remove(block)
+        if mapped < block.size:
+            rest = Block(block.address + mapped, block.size - mapped, block.segment, mapped=False)
+            rest.before, rest.after = block, block.after
+            if block.after is not None:
+                block.after.before = rest
+            block.after, block.size = rest, mapped
+            self._unmapped.append(rest)
+        block.mapped = True
+        self.counters.add("reserved_bytes", mapped)
+        if self.listener is not None:
+            self.listener("segment_map", block.address, mapped)
+        block = self._joined(block)
+        self._remember(block)
+        return block
+
+    def _unmap(self, block: Block) -> None:
+        """Give back the whole pages of a free block; what sticks out at its ends stays."""
+        segment, page = block.segment, block.segment.page
+        offset = block.address - segment.address
+        start = -(-offset // page) * page
+        end = (offset + block.size) // page * page
+        if start >= end:
+            return
+        self._forget(block)
+        if start > offset:
+            low = Block(block.address, start - offset, segment, before=block.before, after=block)
+            if block.before is not None:
+                block.before.after = low
+            else:
+                self._first[segment.address] = low
+            block.before = low
+            self._remember(low)
+        rest = offset + block.size - end
+        if rest:
+            high = Block(segment.address + end, rest, segment, before=block, after=block.after)
+            if block.after is not None:
+                block.after.before = high
+            block.after = high
+            self._remember(high)
+        block.address, block.size, block.mapped = segment.address + start, end - start, False
+        self.counters.add("reserved_bytes", start - end)
+        if self.listener is not None:
+            self.listener("segment_unmap", block.address, block.size)
+        block = self._joined(block)
+        if self._is_whole(block):
+            del self._segments[segment.address], self._first[segment.address]
+        else:
+            self._unmapped.append(block)
+
+    def _joined(self, block: Block) -> Block:
+        """A free block with the free neighbours that are as it is, mapped or not."""
+        for neighbour in (block.before, block.after):
+            if neighbour is not None and neighbour.free and neighbour.mapped is block.mapped:
+                if neighbour.mapped:
+                    self._forget(neighbour)
+                else:
+                    self._unmapped.remove(neighbour)
+                block = self._merged(neighbour, block) if neighbour is block.before else self._merged(block, neighbour)
         return block
 
     def _collect_garbage(self, wanted: int) -> None:
@@ -353,7 +482,7 @@ class CachingAllocator:
         self._count(block, 1)
 
     def _should_split(self, small: bool, size: int, rest: int) -> bool:
-        if small:
+        if small or self.settings.expandable_segments:
             return rest >= MIN_BLOCK_SIZE
         limit = self.settings.max_split_size
         return (limit is None or size < limit) and rest > SMALL_SIZE

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -115,7 +117,6 @@ def test_rounding_follows_the_settings(text: str, request_: int, rounded: int) -
         "max_split_size_mb:5",
         "roundup_power2_divisions:3",
         "expandable_segments:yes",
-        "expandable_segments:True",
         "max_split_size_mb:x",
     ],
 )
@@ -124,12 +125,56 @@ def test_settings_that_torch_refuses_are_refused(text: str) -> None:
         AllocatorSettings.parse(text)
 
 
+EXPANDABLE = AllocatorSettings.parse("expandable_segments:True")
+TRACES = sorted((ROOT / "fixtures" / "expandable_traces").glob("*.json.gz"))
+
+
+@pytest.mark.parametrize("path", TRACES, ids=lambda path: path.name)
+def test_expandable_segments_grow_and_shrink_as_recorded(path: Path) -> None:
+    """Every address, and what is mapped and unmapped when; `empty_cache()` is called once in each."""
+    with gzip.open(path) as file:
+        recorded = json.load(file)
+    events = [tuple(event) for event in recorded["events"]]
+    wanted = [event for event in events if event[0].startswith("segment")]
+    starts = iter(dict.fromkeys(address for action, address, _ in wanted if address % 2**30 == 0))
+    allocator = CachingAllocator(EXPANDABLE, recorded["capacity"], place=lambda nbytes: next(starts))
+    seen: list[tuple[str, int, int]] = []
+    allocator.listener = lambda *event: seen.append(event)
+    emptied = False
+    for action, address, size in events:
+        if action == "alloc":
+            assert allocator.malloc(size) == address
+        elif action == "free_completed":
+            allocator.free(address)
+        elif action == "segment_unmap" and not emptied:
+            emptied = True
+            allocator.empty_cache()
+    assert seen == wanted
+    assert allocator.reserved == sum(size if action == "segment_map" else -size for action, _, size in wanted)
+
+
+def test_an_expandable_segment_needs_no_more_than_its_pages() -> None:
+    allocator = CachingAllocator(EXPANDABLE, capacity=100 * MIB)
+    addresses = [allocator.malloc(15 * MIB) for _ in range(5)]
+    assert allocator.reserved == 80 * MIB
+    with pytest.raises(OutOfMemory):
+        allocator.malloc(30 * MIB)
+    for address in addresses:
+        allocator.free(address)
+    assert allocator.empty_cache() == 80 * MIB
+    assert allocator.reserved == 0
+    assert not allocator.segments()
+
+
 actions = st.lists(st.tuples(st.integers(1, 48 * MIB), st.booleans(), st.integers(0, 1)), max_size=60)
 
 
-@given(actions)
-def test_blocks_fill_their_segments_and_never_overlap(requests: list[tuple[int, bool, int]]) -> None:
-    allocator = CachingAllocator()
+@pytest.mark.parametrize("settings", [AllocatorSettings(), EXPANDABLE], ids=["segments", "expandable"])
+@given(requests=actions)
+def test_blocks_fill_their_segments_and_never_overlap(
+    settings: AllocatorSettings, requests: list[tuple[int, bool, int]]
+) -> None:
+    allocator = CachingAllocator(settings)
     alive: list[int] = []
     for size, frees, stream in requests:
         alive.append(allocator.malloc(size, stream))
@@ -139,7 +184,7 @@ def test_blocks_fill_their_segments_and_never_overlap(requests: list[tuple[int, 
             position = segment.address
             for block, following in zip(blocks, [*blocks[1:], None], strict=True):
                 assert block.address == position
-                assert following is None or not (block.free and following.free)
+                assert following is None or not (block.free and following.free) or block.mapped != following.mapped
                 position += block.size
             assert position == segment.address + segment.size
     stats = allocator.stats()

@@ -11,6 +11,8 @@ def find(device: str, fallback: str = "cpu", light: bool = False) -> Backend:
 
     A `light` one costs next to nothing a step: it waits for no kernels, and on the CPU reads what malloc has given out.
 
+    "virtual:t4" is a card that is not there (memlint.virtual).
+
     Raises BackendUnavailable, with the reason, where torch is missing or the device is not there.
     """
     try:
@@ -24,6 +26,10 @@ def find(device: str, fallback: str = "cpu", light: bool = False) -> Backend:
         from memlint.runtime.backends.cpu import CpuBackend, HeapBackend
 
         return HeapBackend() if light else CpuBackend()
+    if kind == "virtual":
+        from memlint.runtime.backends.virtual import DEFAULT_CARD, VirtualBackend
+
+        return VirtualBackend(index or DEFAULT_CARD)
     from memlint.runtime.backends import cuda
 
     devices = [int(index)] if index.isdigit() else None

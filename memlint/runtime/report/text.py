@@ -93,6 +93,8 @@ def _beside(details: Mapping[str, Any]) -> str:
         "workspaces": "cuBLAS workspaces",
         "graph_pools": "pools of CUDA graphs",
         "inactive_split": "inactive splits",
+        "context": "CUDA context (estimate)",
+        "process": "the process in all (estimate)",
         "peak_resident": "peak resident memory of the process",
     }
     said = [f"{words} {format_bytes(details[name])}" for name, words in sizes.items() if details.get(name)]
