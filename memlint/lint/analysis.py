@@ -27,10 +27,12 @@ class AnalysisSettings:
     """What the rules are told beside the file.
 
     oldest_torch: the oldest torch version that the project supports; None where nothing tells.
+    capped_torch: the version that the project has to stay below; None where nothing tells.
     project: the files around the one that is judged; None where it stands alone.
     """
 
     oldest_torch: Version | None = None
+    capped_torch: Version | None = None
     project: Project | None = None
 
 

@@ -38,7 +38,7 @@ class Cache:
     def key(self, data: bytes, torch: str, place: str = "") -> str:
         """What must agree for an entry to hold.
 
-        `torch` is the oldest version that the file's project supports, `place` how fingerprints name the file.
+        `torch` says which versions the file's project supports, `place` how fingerprints name the file.
         """
         return _digest(data, torch.encode(), os.fsencode(place), self._settings.encode(), _own_source())
 

@@ -139,12 +139,13 @@ class Checker:
         codes = frozenset(rule.code for rule in on)
         if not rules and not (suppress.UNUSED in codes and suppress.may_report(data)):
             return FileResult(display), data
-        from memlint.lint.torch_version import oldest_torch
+        from memlint.lint.torch_version import capped_torch, oldest_torch
 
         torch = self._target_torch() or oldest_torch(path)
+        capped = None if self.config.target_torch is not None else capped_torch(path)
         cache = self._cache
         place = fingerprint.place(path, display, self.config.anchor)
-        key = cache.key(data, str(torch), place) if cache is not None else ""
+        key = cache.key(data, f"{torch} {capped}", place) if cache is not None else ""
         known = cache.get(display, key, self._project.hold) if cache is not None else None
         if known is not None:
             if self._baseline is not None:
@@ -153,7 +154,7 @@ class Checker:
             if not (self._fixing and any(map(self._applicable, known.findings))):
                 return known, data
         self._project.begin()
-        look = _Look(rules, codes, self._codes, AnalysisSettings(torch, self._project), place)
+        look = _Look(rules, codes, self._codes, AnalysisSettings(torch, capped, self._project), place)
         result, fixed = self._judged(display, data, look)
         if cache is not None and fixed == data and not result.failures:
             # a baseline changes more often than the code

@@ -35,30 +35,42 @@ _COMMENT = re.compile(r"(^|\s)#.*$")
 
 def oldest_torch(path: str) -> Version | None:
     """The oldest torch that the project around the file `path` supports; None where nothing tells."""
-    return _of_folder(os.path.dirname(os.path.abspath(path)))
+    return _of_folder(os.path.dirname(os.path.abspath(path)), _lower, min)
+
+
+def capped_torch(path: str) -> Version | None:
+    """The version that the project around `path` has to stay below; None where nothing tells."""
+    return _of_folder(os.path.dirname(os.path.abspath(path)), _upper, max)
 
 
 @functools.cache
-def _of_folder(folder: str) -> Version | None:
+def _of_folder(
+    folder: str, bound: Callable[[str], Iterator[Version]], pick: Callable[[list[Version]], Version]
+) -> Version | None:
     """The answer for the nearest folder upward that names a bound, up to the top of the project."""
-    found = _of_project(Path(folder))
+    found = _of_project(Path(folder), bound, pick)
     if found is not None or os.path.exists(os.path.join(folder, ".git")):
         return found
     parent = os.path.dirname(folder)
     top = any(os.path.exists(os.path.join(folder, marker)) for marker in _MARKERS)
-    return None if top or parent == folder else _of_folder(parent)
+    return None if top or parent == folder else _of_folder(parent, bound, pick)
 
 
-def _of_project(folder: Path) -> Version | None:
-    kinds: tuple[Callable[[Path], Iterable[Version]], ...] = (_declared, _requirements, _conda, _locked)
+def _of_project(
+    folder: Path, bound: Callable[[str], Iterator[Version]], pick: Callable[[list[Version]], Version]
+) -> Version | None:
+    kinds: tuple[Callable[[Path], Iterable[str]], ...] = (_declared, _requirements, _conda, _locked)
     for kind in kinds:
-        if bounds := list(kind(folder)):
-            return min(bounds)
+        if bounds := [version for text in kind(folder) for version in bound(text)]:
+            return pick(bounds)
     return None
 
 
-def _declared(folder: Path) -> Iterator[Version]:
-    """Bounds in pyproject.toml, setup.cfg and setup.py."""
+# The specifiers of torch that a folder's files name, such as ">=2.1,<3".
+
+
+def _declared(folder: Path) -> Iterator[str]:
+    """Those in pyproject.toml, setup.cfg and setup.py."""
     table = _toml(folder / "pyproject.toml")
     project = _table(table, "project")
     groups = [project.get("dependencies"), *_table(project, "optional-dependencies").values()]
@@ -71,7 +83,7 @@ def _declared(folder: Path) -> Iterator[Version]:
     yield from _of_requirements(_setup_py(folder / "setup.py"))
 
 
-def _poetry(poetry: dict[str, Any]) -> Iterator[Version]:
+def _poetry(poetry: dict[str, Any]) -> Iterator[str]:
     tables = [_table(poetry, "dependencies")]
     tables += [_table(group, "dependencies") for group in _table(poetry, "group").values() if isinstance(group, dict)]
     for table in tables:
@@ -80,7 +92,7 @@ def _poetry(poetry: dict[str, Any]) -> Iterator[Version]:
             text = entry.get("version") if isinstance(entry, dict) else entry
             if isinstance(text, str):
                 exact = _POETRY.fullmatch(text.split(",")[0].strip())
-                yield from _version(exact.group(1)) if exact else _lower(text)
+                yield f">={exact.group(1)}" if exact else text
 
 
 def _setup_cfg(path: Path) -> Iterator[str]:
@@ -112,26 +124,26 @@ def _setup_py(path: Path) -> Iterator[str]:
             yield node.value
 
 
-def _requirements(folder: Path) -> Iterator[Version]:
-    """Bounds in requirements*.txt, and in requirements/*.txt."""
+def _requirements(folder: Path) -> Iterator[str]:
+    """Those in requirements*.txt, and in requirements/*.txt."""
     for pattern in ("requirements*.txt", "requirements/*.txt"):
         for path in sorted(folder.glob(pattern)):
             yield from _of_requirements(_read(path).splitlines())
 
 
-def _conda(folder: Path) -> Iterator[Version]:
-    """Bounds in environment.yml: conda's `pytorch=2.1`, or pip's under it. No YAML parser is needed for lines."""
+def _conda(folder: Path) -> Iterator[str]:
+    """Those in environment.yml: conda's `pytorch=2.1`, or pip's under it. No YAML parser is needed for lines."""
     for name in ("environment.yml", "environment.yaml"):
         for match in _CONDA.finditer(_read(folder / name)):
             spec = match.group(1).strip()
             pinned = re.match(r"=?\s*(\d[\w.]*)", spec)
             if pinned:
-                yield from _version(pinned.group(1).rstrip("."))
+                yield f"=={pinned.group(1).rstrip('.')}"
             else:
-                yield from _lower(spec)
+                yield spec
 
 
-def _locked(folder: Path) -> Iterator[Version]:
+def _locked(folder: Path) -> Iterator[str]:
     """Pins in the lock files of uv, poetry and pdm, which all list [[package]] with name and version."""
     for name in ("uv.lock", "poetry.lock", "pdm.lock"):
         path = folder / name
@@ -141,10 +153,10 @@ def _locked(folder: Path) -> Iterator[Version]:
         packages = _toml(path).get("package")
         for package in packages if isinstance(packages, list) else []:
             if isinstance(package, dict) and package.get("name") == "torch" and isinstance(package.get("version"), str):
-                yield from _version(package["version"])
+                yield f"=={package['version']}"
 
 
-def _of_requirements(lines: Iterable[str]) -> Iterator[Version]:
+def _of_requirements(lines: Iterable[str]) -> Iterator[str]:
     for line in lines:
         text = _COMMENT.sub("", line).strip()
         if not text.lower().startswith("torch"):
@@ -154,7 +166,7 @@ def _of_requirements(lines: Iterable[str]) -> Iterator[Version]:
         except InvalidRequirement:
             continue
         if canonicalize_name(requirement.name) == "torch":
-            yield from _lower(str(requirement.specifier))
+            yield str(requirement.specifier)
 
 
 def _lower(text: str) -> Iterator[Version]:
@@ -166,6 +178,17 @@ def _lower(text: str) -> Iterator[Version]:
     bounds = [v for s in specifiers if s.operator in _LOWER for v in _version(s.version.removesuffix(".*"))]
     if bounds:
         yield max(bounds)
+
+
+def _upper(text: str) -> Iterator[Version]:
+    """The upper bound of a specifier: of several the lowest holds."""
+    try:
+        specifiers = SpecifierSet(text)
+    except InvalidSpecifier:
+        return
+    bounds = [v for s in specifiers if s.operator in ("<", "<=", "==") for v in _version(s.version.removesuffix(".*"))]
+    if bounds:
+        yield min(bounds)
 
 
 def _version(text: str) -> Iterator[Version]:

@@ -40,6 +40,8 @@ class AccumulatedGraph(Rule):
         "train(False)",
         "training_step",
         "compute_loss",
+        "get_loss",
+        ("autograd.grad", "loss"),
         *know.HELPED_TRAINING,
     )
     bad = """

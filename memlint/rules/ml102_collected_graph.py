@@ -46,6 +46,8 @@ class CollectedGraph(Rule):
         "train(False)",
         "training_step",
         "compute_loss",
+        "get_loss",
+        ("autograd.grad", "loss"),
         ".cpu()",
         ".store(",
         *know.HELPED_TRAINING,

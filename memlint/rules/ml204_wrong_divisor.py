@@ -89,8 +89,8 @@ def train(model, loader, criterion, optimizer, accum_steps):
         if event.kind not in (BackwardKind.ACCELERATOR, BackwardKind.ENGINE) or not isinstance(event.node, cst.Call):
             return
         func = event.node.func
-        if not isinstance(func, cst.Attribute):
-            return
+        if not isinstance(func, cst.Attribute) or not event.value.divided:
+            return  # a division on another branch is not one of this loss
         if any(arg.keyword is not None and arg.keyword.value == "scale_wrt_gas" for arg in event.node.args):
             return
         holder = function.seen.get(id(func.value))

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 import libcst as cst
 
 from memlint.lint.flow import Flow
-from memlint.lint.flow.facts import CallEvent
+from memlint.lint.flow.facts import CallEvent, Path
 from memlint.lint.flow.index import ClassInfo, FunctionInfo
-from memlint.lint.flow.values import Grad
+from memlint.lint.flow.syntax import walk
+from memlint.lint.flow.values import Grad, Value
 from memlint.lint.imports import dotted
 from memlint.lint.model import Severity
 from memlint.rules.base import Draft, Rule
@@ -75,7 +76,11 @@ def recompute(function, x):
             if forward is None or backward is None or forward.flow is None or backward.flow is None:
                 continue
             kept = kept_inputs(forward, cls.methods.get("setup_context"))
-            first = {text for event in forward.flow.calls.values() if (text := of_input(forward, kept, event))}
+            first = {
+                text
+                for event in forward.flow.calls.values()
+                if (text := of_input(forward, kept, event)) and is_returned(forward, event)
+            }
             for event in sorted(backward.flow.calls.values(), key=lambda event: event.order):
                 text = of_context(backward, kept, event)
                 if text and text in first and recorded(backward, event) and not handles_random(flow, cls):
@@ -126,6 +131,39 @@ def of_input(forward: FunctionInfo, kept: dict[str, str], event: CallEvent) -> s
     if head not in kept.values():
         return ""
     return f"{head}.{rest}" if rest else head
+
+
+def is_returned(forward: FunctionInfo, event: CallEvent) -> bool:
+    """Whether what a call gives is part of what the forward returns.
+
+    A solver that only asks where its function is positive, and differentiates at the solution, recomputes nothing.
+    """
+    if isinstance(forward.node, cst.Lambda):
+        return False
+    tainted: set[str] = set()
+
+    def holds(node: cst.CSTNode) -> bool:
+        if node is event.node or (isinstance(node, cst.Name) and node.value in tainted):
+            return True
+        if isinstance(node, cst.Comparison):
+            return False
+        return any(holds(child) for child in node.children)
+
+    changed = True
+    while changed:
+        changed = False
+        for statement in body_of(forward):
+            for target, value in assignments(statement):
+                names = {part.value for part in walk(target) if isinstance(part, cst.Name)} - {"self", "ctx"}
+                if not names <= tainted and holds(value):
+                    tainted |= names
+                    changed = True
+    return any(node.value is not None and holds(node.value) for node, _, _ in flow_returns(forward))
+
+
+def flow_returns(info: FunctionInfo) -> list[tuple[cst.Return, Value, Path]]:
+    """The return statements of a function that was run."""
+    return list(info.flow.returns.values()) if info.flow is not None else []
 
 
 def of_context(backward: FunctionInfo, kept: dict[str, str], event: CallEvent) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import libcst as cst
+from packaging.version import Version
 
 from memlint.lint.flow import Flow
 from memlint.lint.flow.facts import CallEvent, FunctionFlow, Guard
@@ -16,6 +17,8 @@ from memlint.lint.model import Severity
 from memlint.rules.base import Draft, Rule
 from memlint.rules.statements import assignments, body_of
 
+#: the version that dropped it (PyTorch 0.4.0 migration guide)
+_IGNORED_SINCE = Version("0.4")
 _VARIABLE = "torch.autograd.Variable"
 
 
@@ -59,6 +62,9 @@ def validate(loader, model, criterion):
 """
 
     def check(self, flow: Flow) -> Iterator[Draft]:
+        capped = flow.settings.capped_torch if flow.settings is not None else None
+        if capped is not None and capped <= _IGNORED_SINCE:
+            return  # a project for the versions that knew it
         for function in flow.functions:
             for event in function.calls.values():
                 yield from self.call(flow, function, event)

@@ -4,6 +4,7 @@
     python tests/wild/run.py --only timm --show  # one package, with the code around what is new
     python tests/wild/run.py --write-template    # add what is new to labels.json, to be read (verdict null)
     python tests/wild/run.py --write-docs        # docs/precision.md, from the labels
+    python tests/wild/run.py --fixes             # also fix a copy of each package, and look at what changed
 
 Warnings and errors are compared, notes are only counted. A label is found again by package, path, code and the text of
 its line, so that neither a new version of a package nor a few lines above it lose the reading; of equal lines the
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import functools
 import hashlib
 import json
 import os
@@ -43,7 +45,12 @@ else:
     import tomli as tomllib  # type: ignore[import-not-found, unused-ignore]
 
 HERE = Path(__file__).resolve().parent
+
 REPOSITORY = HERE.parents[1]
+if str(REPOSITORY) not in sys.path:  # wherever the script is started from
+    sys.path.insert(0, str(REPOSITORY))
+from tests.wild import fixes  # noqa: E402
+
 BUILD_CONSTRAINT = "setuptools<80"  # later ones dropped pkg_resources, which old setup.py files import
 MAX_MEMBER_BYTES = 64 * 2**20
 SHELL_VALUE = re.compile(r"[\w., ]+ = *[!%]")  # `files = !ls`
@@ -277,10 +284,10 @@ def default_tool() -> list[str]:
     return [command]
 
 
-def check(tool: Sequence[str], root: Path, jobs: int | None) -> dict[str, Any]:
-    """memlint's JSON report on the folder `root`. Raises TroubleError where it gives none."""
+def check(tool: Sequence[str], root: Path, jobs: int | None, more: Sequence[str] = ()) -> dict[str, Any]:
+    """memlint's JSON report on the folder `root`, with `more` options. Raises TroubleError where it gives none."""
     command = [*tool, "check", "--isolated", "--no-cache", "--select", "ALL", "--output-format", "json", "--exit-zero"]
-    command += [] if jobs is None else ["--jobs", str(jobs)]
+    command += [*more] if jobs is None else [*more, "--jobs", str(jobs)]
     try:
         run = subprocess.run([*command, str(root)], capture_output=True, text=True, encoding="utf-8", check=False)
     except OSError as error:
@@ -568,6 +575,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--jobs", type=int, help="how many processes memlint uses")
     made.add_argument("--show", action="store_true", help="show the code around findings that nobody has read")
     made.add_argument("--context", type=int, default=6, metavar="N", help="lines of code on each side (6)")
+    made.add_argument("--fixes", action="store_true", help="also fix a copy of each package, and look at what changed")
     made.add_argument("--download-only", action="store_true", help="fetch and extract, check nothing")
     made.add_argument("--write-template", action="store_true", help="add what is new to the labels, with verdict null")
     made.add_argument("--prune", action="store_true", help="with --write-template: drop the labels that vanished")
@@ -597,6 +605,7 @@ def run(options: argparse.Namespace) -> int:
     tool = [] if options.download_only else shlex.split(options.tool) if options.tool else default_tool()
 
     outcomes: list[Outcome] = []
+    bad_fixes = 0
     for package in packages:
         root = source(package, options.cache)
         if options.download_only:
@@ -609,6 +618,11 @@ def run(options: argparse.Namespace) -> int:
         print(describe(outcome), flush=True)
         for line in details(outcome, root, options.show, options.context):
             print(line, flush=True)
+        if options.fixes:
+            said = list(fixes.problems(root, functools.partial(_checked, tool, options.jobs)))
+            bad_fixes += len(said)
+            for line in said:
+                print(f"  BAD FIX   {line}", flush=True)
     if options.download_only:
         return 0
 
@@ -622,7 +636,13 @@ def run(options: argparse.Namespace) -> int:
             raise TroubleError(f"{options.write_docs} is not written: {unread} findings have not been read")
         options.write_docs.write_text(docs(outcomes), encoding="utf-8")
         print(f"\nwrote {options.write_docs}")
-    return 1 if any(outcome.failed for outcome in outcomes) else 0
+    if options.fixes:
+        print(f"\nfixes: {bad_fixes} problems in {len(outcomes)} packages")
+    return 1 if bad_fixes or any(outcome.failed for outcome in outcomes) else 0
+
+
+def _checked(tool: Sequence[str], jobs: int | None, root: Path, more: list[str]) -> dict[str, Any]:
+    return check(tool, root, jobs, more)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
