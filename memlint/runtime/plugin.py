@@ -19,7 +19,7 @@ import pytest
 from memlint import files
 from memlint.errors import BackendUnavailable, BudgetError, MemlintError
 from memlint.runtime import baseline as baselines
-from memlint.runtime.backends import find
+from memlint.runtime.backends import find, virtual_card
 from memlint.runtime.baseline import Baseline
 from memlint.runtime.budget import FEWEST_STEPS, MARK, STEPS, WARMUP, Budget, parse_device, parse_tolerance
 from memlint.runtime.report import table
@@ -93,6 +93,9 @@ def pytest_configure(config: pytest.Config) -> None:
     if wrong:
         raise pytest.UsageError("\n".join(wrong))
     config.pluginmanager.register(Plugin(config, settings), "memlint-budgets")
+    card = virtual_card(settings.device, settings.fallback)
+    if card is not None:
+        config.pluginmanager.register(SeenAtImport(card), "memlint-virtual")
 
 
 def _settings(config: pytest.Config, wrong: list[str]) -> Settings:
@@ -151,6 +154,25 @@ def _one_of(known: tuple[str, ...]) -> Callable[[str], str]:
         return value
 
     return parse
+
+
+class SeenAtImport:
+    """Files with budgets are imported as if the virtual card were there.
+
+    Else `device = "cuda" if torch.cuda.is_available() else "cpu"` at their top would be settled before any test runs.
+    """
+
+    def __init__(self, card: str) -> None:
+        self._card = card
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_make_collect_report(self, collector: pytest.Collector) -> Iterator[None]:
+        from memlint.virtual.surface import seen
+
+        if not isinstance(collector, pytest.Module) or b"memory_budget" not in collector.path.read_bytes():
+            return (yield)
+        with seen(self._card):
+            return (yield)
 
 
 # -- one test ---------------------------------------------------------------------------------------------------------

@@ -65,10 +65,14 @@ class Session:
         """Count from here on."""
         gc.collect()  # what earlier tests left as garbage is not this one's
         self.backend.start()
-        if self.trace_when != NEVER:
-            from memlint.runtime.tracker import OldStorages
+        try:
+            if self.trace_when != NEVER:
+                from memlint.runtime.tracker import OldStorages
 
-            self._old = OldStorages(self.backend.device_type)
+                self._old = OldStorages(self.backend.device_type)
+        except BaseException:
+            self.backend.stop()
+            raise
         self._frozen.freeze()
 
     def stop(self) -> None:

@@ -284,13 +284,13 @@ def storages(tensor: torch.Tensor) -> Iterator[tuple[torch.Tensor, Any]]:
             return
     try:
         storage = tensor.untyped_storage()
-    except (NotImplementedError, RuntimeError):
+    except (NotImplementedError, RuntimeError, ValueError):  # ValueError: a parameter of a lazy module
         pass
     else:
         yield tensor, storage
         return
     for name in _SPARSE_PARTS.get(tensor.layout, ()):
-        with contextlib.suppress(RuntimeError, NotImplementedError):
+        with contextlib.suppress(RuntimeError, NotImplementedError, ValueError):
             part = getattr(tensor.detach(), name)()
             yield part, part.untyped_storage()
 
@@ -299,7 +299,7 @@ def _is_empty_wrapper(tensor: torch.Tensor) -> bool:
     """Whether a subclass only stands for other tensors: its storage has a size, and no memory behind it."""
     try:
         storage = tensor.untyped_storage()
-    except (NotImplementedError, RuntimeError):
+    except (NotImplementedError, RuntimeError, ValueError):
         return False
     if storage.nbytes() == 0 or storage.device.type == "meta":
         return False

@@ -6,13 +6,15 @@ every operator below autograd, asks the allocator for what CUDA would ask for (`
 the results), and gives back what is freed, when it is freed. Tensors on the CPU stay what they are, with their values;
 only those of a MiB and more that a program makes there are without data too, so that a model of any size can be built.
 
-Values that a program reads off the device are stand-ins: 1.0, 1 and False, unless a constant was put there.
+Values that a program reads off the device are stand-ins: 1.0, 1 and False (True for what `all()` gives), unless a
+constant was put there. `nonzero`, masks and `unique` find all elements: the most memory that they can take.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
+import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -21,6 +23,7 @@ from typing import Any
 import torch
 import torch._meta_registrations  # what many operators do to meta tensors
 from torch.overrides import TorchFunctionMode
+from torch.utils import _device as default_device
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
@@ -85,7 +88,7 @@ class Device:
             return None
         try:
             storage = tensor.untyped_storage()
-        except (NotImplementedError, RuntimeError):
+        except (NotImplementedError, RuntimeError, ValueError):  # ValueError: a parameter of a lazy module
             return None
         found = self._places.get(storage._cdata)
         return found if found is not None and found.ref() is storage else None
@@ -113,12 +116,15 @@ class Device:
         """Note where a new storage lies, and take its memory."""
         try:
             storage = tensor.untyped_storage()
-        except (NotImplementedError, RuntimeError):
+        except (NotImplementedError, RuntimeError, ValueError):
             return
         key = storage._cdata
         known = self._places.get(key)
-        if known is not None and known.ref() is storage:
-            return
+        if known is not None:
+            if known.ref() is storage:
+                return
+            if known.address:  # a storage that was freed within the operator, and whose address is in use again
+                self.free(known.address, known.index)
         ref = _Ref(storage, self._freed.append)
         ref.key = key
         nbytes = storage.nbytes()
@@ -209,12 +215,14 @@ class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
         device = self.device
         index: int | None = None
         without_data = with_data = False
+        apart = False
         for tensor in tensors:
             found = device.index_of(tensor)
             if found is None:
                 with_data = True
                 continue
             without_data = True
+            apart = apart or (index is not None and index != found and bool(tensor.dim()))
             if (found >= 0 and (index is None or index < 0 or tensor.dim())) or index is None:
                 index = found
         asked = kwargs.get("device")
@@ -230,6 +238,8 @@ class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if special is not None:
             out = special(device, index, func, args, kwargs)
         else:
+            if (with_data or apart) and index >= 0 and func not in _MIXING:
+                _refuse_mixed(device, tensors)
             if with_data:
                 args, kwargs = tree_map_only(torch.Tensor, _without_data, (args, kwargs))
             out = self._run(func, index, args, kwargs)
@@ -276,6 +286,8 @@ class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
         elif func in _COPYING and isinstance(args[0], torch.Tensor):
             source = self.device.place(args[0])
             place.value = source.value if source is not None else None
+        elif func._overloadpacket in (aten.all, aten._is_all_true):
+            place.value = True
         elif func._schema.is_mutable:
             place.value = None
 
@@ -293,10 +305,34 @@ _CONSTANT: dict[Any, Callable[[Any], Any]] = {
 _COPYING = frozenset((aten._to_copy.default, aten.clone.default))
 
 
+#: what takes tensors of the CPU beside those of the device
+_MIXING = frozenset(
+    (
+        aten.copy_.default,
+        aten._to_copy.default,
+        aten.index.Tensor,
+        aten.index_put_.default,
+        aten.index_put.default,
+        aten._index_put_impl_.default,
+        aten.set_.source_Tensor,
+    )
+)
+
+
+def _refuse_mixed(device: Device, tensors: list[torch.Tensor]) -> None:
+    """As TensorIterator does: only single numbers of the CPU may stand beside tensors of the device."""
+    places = {device.shown(tensor) for tensor in tensors if tensor.dim()}
+    if len(places) > 1:
+        names = ", ".join(sorted(map(str, places), reverse=True))
+        raise RuntimeError(f"Expected all tensors to be on the same device, but found at least two devices, {names}!")
+
+
 def _without_data(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor of the CPU as the operators of the device take it."""
     if tensor.is_meta:
         return tensor
+    if isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):  # of a lazy module: it has no shape yet
+        return torch.empty(0, dtype=tensor.dtype, device="meta")
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
 
 
@@ -467,7 +503,7 @@ class Functions(TorchFunctionMode):
             tensor.tolist: self._tolist,
             tensor.pin_memory: lambda func, args, kwargs: args[0],
             tensor.is_pinned: lambda func, args, kwargs: False,
-            tensor.record_stream: lambda func, args, kwargs: None,
+            tensor.data.__set__: self._set_data,  # type: ignore[attr-defined]
             tensor.__repr__: self._repr,
             tensor.type: self._type,
             torch.tensor: self._from_values,
@@ -475,6 +511,12 @@ class Functions(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        default = default_device.CURRENT_DEVICE
+        if default is not None and kwargs.get("device") is None and func in default_device._device_constructors():
+            # this mode comes before the one that torch.set_default_device puts below all others
+            kwargs = {**kwargs, "device": default}
+        if kwargs.get("generator") is not None and args and isinstance(args[0], torch.Tensor) and args[0].is_meta:
+            kwargs = _no_generator(kwargs)
         known = self._known.get(func)
         if known is not None:
             return known(func, args, kwargs)
@@ -496,8 +538,12 @@ class Functions(TorchFunctionMode):
         wish = torch.device("cuda", asked) if isinstance(asked, int) else torch.device(asked)
         kwargs = dict(kwargs)
         if wish.type == "cuda":
-            with self._aimed(self._index(wish)):
-                return func(*args, **{**_no_generator(kwargs), "device": "meta"})
+            index = self._index(wish)
+            with self._aimed(index):
+                out = func(*args, **{**_no_generator(kwargs), "device": "meta"})
+            if isinstance(out, torch.Tensor) and out.is_meta:
+                self.device.keep(out, index)  # torch.tensor makes its result without an operator
+            return out
         if wish.type == "cpu" and (large or (func in _SIZED and _nbytes(args, kwargs) >= LARGE)):
             with self._aimed(CPU):
                 return func(*args, **{**_no_generator(kwargs), "device": "meta"})
@@ -555,6 +601,14 @@ class Functions(TorchFunctionMode):
             return torch.Tensor.to(tensor, "cpu", dtype, **extra)
         with self._aimed(META):
             return torch.Tensor.to(tensor, wish, dtype, copy=copy, **extra)
+
+    def _set_data(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """`parameter.data = tensor`: from the CPU to the device, too, and the parameter stays the object that it is."""
+        tensor, value = args
+        if tensor.is_meta == value.is_meta:
+            return func(tensor, value)
+        torch._C._swap_tensor_impl(tensor, value.detach().requires_grad_(tensor.requires_grad))  # type: ignore[attr-defined]
+        return None
 
     def _cuda(self, func: Any, args: Any, kwargs: Any) -> Any:
         asked = args[1] if len(args) > 1 else kwargs.get("device")
@@ -661,6 +715,7 @@ class VirtualCuda:
             stack.enter_context(kernels.overridden(self.device))
             stack.enter_context(Operators(self.device))
             stack.enter_context(Functions(self.device))
+            stack.enter_context(_in_threads(self.device))
             self._stack = stack.pop_all()
         _active = self
         return self
@@ -674,6 +729,23 @@ class VirtualCuda:
     def settle(self) -> None:
         """Take in what was freed since the last operator."""
         self.device.drain()
+
+
+@contextlib.contextmanager
+def _in_threads(device: Device) -> Iterator[None]:
+    """Threads that start within this see the device, too: torch keeps its modes for each thread."""
+    original: Any = threading.Thread._bootstrap_inner  # type: ignore[attr-defined]
+
+    def bootstrap(thread: threading.Thread) -> None:
+        with Operators(device), Functions(device):
+            original(thread)
+
+    threading.Thread._bootstrap_inner = bootstrap  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        if threading.Thread._bootstrap_inner is bootstrap:  # type: ignore[attr-defined]
+            threading.Thread._bootstrap_inner = original  # type: ignore[attr-defined]
 
 
 _active: VirtualCuda | None = None

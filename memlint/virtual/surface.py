@@ -8,12 +8,27 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+import torch._dynamo  # looks at torch.cuda when it is loaded, which has to be before that is patched
 
 from memlint.virtual.device import Device
 
 
 class Properties(types.SimpleNamespace):
     """What `torch.cuda.get_device_properties` gives."""
+
+
+class Generator(torch._C.Generator):
+    """A generator of the CPU, also where one of the device is asked for: its numbers go nowhere."""
+
+    def __new__(cls, device: Any = None) -> Generator:
+        made = super().__new__(cls, "cpu")
+        made.shown = torch.device("cpu" if device is None else device)  # type: ignore[attr-defined]
+        return made
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        """The device that was asked for."""
+        return self.shown  # type: ignore[attr-defined,no-any-return]
 
 
 class Stream:
@@ -155,7 +170,6 @@ def _names(device: Device) -> dict[str, Any]:
     seed = lambda *args, **kwargs: 0  # noqa: E731
     return {
         "is_available": lambda: True,
-        "_is_compiled": lambda: True,
         "is_initialized": lambda: True,
         "init": nothing,
         "_lazy_init": nothing,
@@ -210,10 +224,17 @@ def _names(device: Device) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
+def seen(card: str) -> Iterator[None]:
+    """Within this, `torch.cuda` answers for a card; nothing can be put on it yet. For code that only asks."""
+    from memlint.virtual import cards
+
+    with patched(Device(cards.card(card), 1, None, None)):
+        yield
+
+
+@contextlib.contextmanager
 def patched(device: Device) -> Iterator[None]:
     """`torch.cuda` and what asks about it, answered by `device`."""
-    from torch.optim import optimizer as optimizers
-
     names = _names(device)
     clear = torch.clear_autocast_cache
 
@@ -235,12 +256,26 @@ def patched(device: Device) -> Iterator[None]:
     places: list[tuple[Any, str, Any]] = [(torch.cuda, name, value) for name, value in names.items()]
     places += [
         (torch.cuda.memory, name, names[name])
-        for name in ("memory_stats", "memory_allocated", "max_memory_allocated", "memory_reserved", "mem_get_info")
-        + ("max_memory_reserved", "reset_peak_memory_stats", "empty_cache")
+        for name in (
+            "memory_stats",
+            "memory_allocated",
+            "max_memory_allocated",
+            "memory_reserved",
+            "max_memory_reserved",
+            "mem_get_info",
+            "reset_peak_memory_stats",
+            "empty_cache",
+        )
     ]
     places += [
         (torch, "clear_autocast_cache", clear_autocast_cache),
         (torch, "load", load_onto),
+        (torch, "Generator", Generator),
+        (torch.Tensor, "record_stream", lambda tensor, stream: None),
+        # the recurrent layers are composed of other operators here
+        (torch.backends.cudnn, "is_acceptable", lambda tensor: False),
+        # a parameter that goes from the CPU to the device stays the object that the optimizer knows
+        (torch, "_has_compatible_shallow_copy_type", lambda tensor, other: True),
         (torch.amp.autocast_mode, "is_autocast_available", lambda kind: True),
         (torch.random, "_seed_custom_device", lambda seed: None),
     ]
@@ -249,20 +284,16 @@ def patched(device: Device) -> Iterator[None]:
         scaler = __import__("torch.amp.grad_scaler", fromlist=["grad_scaler"])
         if hasattr(scaler, "amp_definitely_not_available"):
             places.append((scaler, "amp_definitely_not_available", lambda: False))
-    del optimizers
-    before = [(owner, name, getattr(owner, name)) for owner, name, _ in places if hasattr(owner, name)]
-    swap = torch.__future__.get_swap_module_params_on_conversion()
-    fork = torch.random.fork_rng
     try:
-        for owner, name, value in places:
-            if hasattr(owner, name):
+        with contextlib.ExitStack() as stack:
+            for owner, name, value in places:
+                if not hasattr(owner, name):
+                    continue
+                if name in vars(owner):
+                    stack.callback(setattr, owner, name, getattr(owner, name))
+                else:
+                    stack.callback(delattr, owner, name)
                 setattr(owner, name, value)
-        # a parameter that goes from the CPU to the device stays the object that the optimizer knows
-        torch.__future__.set_swap_module_params_on_conversion(True)
-        yield
+            yield
     finally:
-        torch.__future__.set_swap_module_params_on_conversion(swap)
-        torch.random.fork_rng = fork
-        for owner, name, value in reversed(before):
-            setattr(owner, name, value)
         device.forget()

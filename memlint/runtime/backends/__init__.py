@@ -40,6 +40,20 @@ def find(device: str, fallback: str = "cpu", light: bool = False) -> Backend:
     return backend
 
 
+def virtual_card(device: str, fallback: str) -> str | None:
+    """The card that `find` would put up for these; None where it would take something else, or torch is missing."""
+    try:
+        import torch
+    except ImportError:
+        return None
+    from memlint.runtime.backends.virtual import DEFAULT_CARD
+
+    if device == "auto":
+        device = _accelerator(torch) or fallback
+    kind, _, card = device.partition(":")
+    return (card or DEFAULT_CARD) if kind == "virtual" else None
+
+
 def _accelerator(torch: object) -> str | None:
     cuda_is_there: bool = torch.cuda.is_available()  # type: ignore[attr-defined]
     if cuda_is_there:

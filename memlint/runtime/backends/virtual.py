@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from memlint.runtime.backends.base import Details, Reading
 from memlint.runtime.backends.cuda import CountersBackend
+from memlint.runtime.tracker import StorageTracker, _threads
 
 if TYPE_CHECKING:
     from memlint.virtual.device import VirtualCuda
@@ -77,6 +78,7 @@ class VirtualBackend(CountersBackend):
         #: what tensors without data lie on, for those who look at storages
         self.device_type = "meta"
         self._capacity = capacity
+        self._nobody = StorageTracker("meta")
         self._most = 0
 
     def start(self) -> None:
@@ -86,6 +88,7 @@ class VirtualBackend(CountersBackend):
         virtual.__enter__()
         self._books.virtual = virtual
         self._most = 0
+        _threads.add(self._nobody)  # so that a tracer that comes later sees threads that start before it
         super().start()
 
     def end_step(self) -> Reading:
@@ -95,6 +98,7 @@ class VirtualBackend(CountersBackend):
 
     def stop(self) -> None:
         super().stop()
+        _threads.discard(self._nobody)
         virtual, self._books.virtual = self._books.virtual, None
         if virtual is not None:
             virtual.__exit__(None, None, None)
