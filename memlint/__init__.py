@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from memlint.runtime.budget import memory_budget as memory_budget
     from memlint.runtime.fit import fit as fit
     from memlint.runtime.monitor import MemoryMonitor as MemoryMonitor
-    from memlint.virtual.device import VirtualCuda as virtual_cuda
+    from memlint.virtual.device import VirtualCuda as virtual_cuda  # noqa: F401, N813
 
 __version__ = "0.1.0"
 

@@ -213,8 +213,6 @@ def measure(
             context = virtual.device.context
             del step
             gc.collect()
-    except (KeyboardInterrupt, SystemExit):
-        raise
     except Exception as error:
         if strict:
             raise

@@ -1,8 +1,8 @@
 """The rules of torch's caching allocator for CUDA (c10/cuda/CUDACachingAllocator.cpp), on numbers instead of memory.
 
 A request is rounded to a block, a block is cut from the smallest free one that fits, a segment is asked of the card
-only when none fits, and freed blocks merge with their neighbours and stay reserved. With expandable segments, each stream
-and pool has one segment of addresses that is as large as the card, and memory is mapped to its end as it is needed.
+only when none fits, and freed blocks merge with their neighbours and stay reserved. With expandable segments, each
+pool of a stream has one segment of addresses as large as the card, and memory is mapped to its end as it is needed.
 All sizes and addresses in bytes.
 """
 

@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 import torch._meta_registrations  # what many operators do to meta tensors
+from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 from torch.overrides import TorchFunctionMode
 from torch.utils import _device as default_device
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -181,7 +182,7 @@ class Device:
 
 def in_backward() -> bool:
     """Whether autograd runs a backward pass in this thread."""
-    return bool(torch._C._current_graph_task_id() != -1)  # type: ignore[attr-defined]
+    return bool(torch._C._current_graph_task_id() != -1)
 
 
 def _collect(value: Any, found: list[torch.Tensor]) -> None:
@@ -331,7 +332,7 @@ def _without_data(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor of the CPU as the operators of the device take it."""
     if tensor.is_meta:
         return tensor
-    if isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):  # of a lazy module: it has no shape yet
+    if isinstance(tensor, UninitializedTensorMixin):  # of a lazy module: it has no shape yet
         return torch.empty(0, dtype=tensor.dtype, device="meta")
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
 
@@ -418,7 +419,7 @@ def _nonzero(device: Device, index: int, func: Any, args: Any, kwargs: Any) -> A
 
 @_special(aten.masked_select.default)
 def _masked_select(device: Device, index: int, func: Any, args: Any, kwargs: Any) -> Any:
-    shape = torch.broadcast_shapes(args[0].shape, args[1].shape)
+    shape = torch.broadcast_shapes(args[0].shape, args[1].shape)  # type: ignore[no-untyped-call]
     out = torch.empty((math.prod(shape),), dtype=args[0].dtype, device="meta")
     device.keep(out, index)
     return out
@@ -490,7 +491,7 @@ class Functions(TorchFunctionMode):
         self.device = device
         tensor = torch.Tensor
         self._known: dict[Any, Callable[..., Any]] = {
-            tensor.device.__get__: lambda func, args, kwargs: device.shown(args[0]),  # type: ignore[attr-defined]
+            tensor.device.__get__: lambda func, args, kwargs: device.shown(args[0]),
             tensor.is_cuda.__get__: lambda func, args, kwargs: device.is_here(args[0]),  # type: ignore[attr-defined]
             tensor.is_cpu.__get__: lambda func, args, kwargs: device.shown(args[0]).type == "cpu",  # type: ignore[attr-defined]
             tensor.is_meta.__get__: lambda func, args, kwargs: device.shown(args[0]).type == "meta",  # type: ignore[attr-defined]
@@ -577,7 +578,7 @@ class Functions(TorchFunctionMode):
         else:
             if len(rest) > 1 and isinstance(rest[-1], bool) and len(rest) >= 3 + (not isinstance(rest[0], torch.dtype)):
                 copy, rest = rest[-1], rest[:-1]
-            wish, dtype, _, form = torch._C._nn._parse_to(*rest, **kwargs)  # type: ignore[attr-defined]
+            wish, dtype, _, form = torch._C._nn._parse_to(*rest, **kwargs)
         return self._moved(tensor, wish, dtype or tensor.dtype, form, copy)
 
     def _moved(
@@ -607,7 +608,7 @@ class Functions(TorchFunctionMode):
         tensor, value = args
         if tensor.is_meta == value.is_meta:
             return func(tensor, value)
-        torch._C._swap_tensor_impl(tensor, value.detach().requires_grad_(tensor.requires_grad))  # type: ignore[attr-defined]
+        torch._C._swap_tensor_impl(tensor, value.detach().requires_grad_(tensor.requires_grad))
         return None
 
     def _cuda(self, func: Any, args: Any, kwargs: Any) -> Any:

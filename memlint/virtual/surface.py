@@ -21,7 +21,7 @@ class Generator(torch._C.Generator):
     """A generator of the CPU, also where one of the device is asked for: its numbers go nowhere."""
 
     def __new__(cls, device: Any = None) -> Generator:
-        made = super().__new__(cls, "cpu")
+        made = super().__new__(cls, "cpu")  # type: ignore[call-arg]
         made.shown = torch.device("cpu" if device is None else device)  # type: ignore[attr-defined]
         return made
 

@@ -1,5 +1,6 @@
 """Programs see a CUDA device within the virtual one, and torch as it was after it."""
 
+# ruff: noqa: PT018  # what belongs together is asked in one line
 from __future__ import annotations
 
 import copy
@@ -193,7 +194,7 @@ def test_checkpointing_saves_memory(virtual: VirtualCuda, reentrant: bool) -> No
         for block in blocks:
             x = run(block, x)
         x.sum().backward()
-        return torch.cuda.max_memory_allocated()
+        return int(torch.cuda.max_memory_allocated())
 
     plain = peak(lambda block, x: block(x))
     assert peak(lambda block, x: checkpoint(block, x, use_reentrant=reentrant)) < 0.85 * plain
@@ -252,7 +253,7 @@ def test_devices_are_not_mixed() -> None:
 def test_modules(virtual: VirtualCuda) -> None:
     x = torch.randn(2, 3, 32, 32, device="cuda")
     net = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(inplace=True), nn.MaxPool2d(2)).cuda()
-    F.interpolate(net(x), scale_factor=2).mean().backward()
+    F.interpolate(net(x), scale_factor=2).mean().backward()  # type: ignore[no-untyped-call]
     seq = torch.randn(5, 2, 16, device="cuda")
     for recurrent in (nn.LSTM(16, 8, 2), nn.GRU(16, 8, batch_first=True)):
         recurrent.cuda()(seq)[0].sum().backward()
@@ -287,9 +288,8 @@ def snapshot() -> dict[str, Any]:
 def test_nothing_is_left_behind() -> None:
     before = snapshot()
     for _ in range(2):
-        with pytest.raises(ZeroDivisionError), VirtualCuda("a100-40gb"):
-            torch.zeros(3, device="cuda")
-            _ = 1 / 0
+        with pytest.raises(torch.OutOfMemoryError), VirtualCuda("a100-40gb"):
+            torch.zeros(2**40, device="cuda")
     after = snapshot()
     assert before.keys() == after.keys()
     changed = [name for name in before if before[name] is not after[name] and before[name] != after[name]]
