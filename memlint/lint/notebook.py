@@ -14,6 +14,7 @@ import bisect
 import codecs
 import json
 import re
+import sys
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -92,6 +93,12 @@ class Notebook:
         """The number of the cell that holds a line of the joined module, and the cell's first line there."""
         index = max(bisect.bisect_right(self._firsts, line) - 1, 0)
         return index + 1, self._firsts[index]
+
+    def lines_of_cell(self, line: int) -> range:
+        """The lines of the joined module that belong to the cell which holds `line`."""
+        number, first = self.cell_at(line)
+        end = self._firsts[number] if number < len(self._firsts) else sys.maxsize
+        return range(first, end)
 
     def edited(self, edits: Iterable[Edit]) -> bytes:
         """The notebook's bytes after edits to the joined module.

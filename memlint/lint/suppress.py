@@ -3,6 +3,7 @@
     # memlint: ignore[ML101, ML102] why        these codes, in the statement that the comment ends
     # memlint: ignore why                      all codes
     # memlint: ignore-file[ML101] why          these codes, in the whole file
+    # memlint: ignore-cell[ML101] why          these codes, in the cell of a notebook that the comment is in
     # noqa: E501, ML101                        as other linters do; a bare `# noqa` silences all
 
 Only COMMENT tokens count, never text in strings. Directives that silence nothing become findings of ML001.
@@ -39,6 +40,8 @@ class Directive:
     #: codes with their place in the comment; None silences all
     codes: tuple[tuple[str, int, int], ...] | None
     whole_file: bool = False
+    #: the lines of the cell that it speaks of
+    cell: range | None = None
     noqa: bool = False
     #: what is wrong with it, where it is no directive at all
     broken: str = ""
@@ -56,6 +59,8 @@ class Directive:
             return False
         if self.whole_file:
             return True
+        if self.cell is not None:
+            return finding.span.line in self.cell
         first, last = self.comment.covers
         return first <= finding.span.line <= last or self.comment.span.line == finding.span.end_line
 
@@ -75,7 +80,7 @@ def suppress(
     """
     if not findings and not (UNUSED in active and may_report(source.data)):
         return list(findings), 0
-    directives = [d for comment in source.comments() for d in parse(comment)]
+    directives = [d for comment in source.comments() for d in parse(comment, source)]
     kept = [finding for finding in findings if not _silenced(finding, directives)]
     silenced = len(findings) - len(kept)
     if UNUSED in active:
@@ -86,15 +91,19 @@ def suppress(
     return kept, silenced
 
 
-def parse(comment: Comment) -> Iterator[Directive]:
+def parse(comment: Comment, source: SourceFile) -> Iterator[Directive]:
     """The directives in one comment."""
+    notebook = source.notebook
     for match in _MEMLINT.finditer(comment.text):
         word = match["word"].lower()
         broken = ""
-        if word not in ("ignore", "ignore-file"):
+        if word == "ignore-cell" and notebook is None:
+            broken = "`memlint: ignore-cell` is for notebooks: write `ignore[CODE]` or `ignore-file[CODE]`"
+        elif word not in ("ignore", "ignore-file", "ignore-cell"):
             broken = f"`memlint: {match['word']}` is no directive: write `ignore[CODE]` or `ignore-file[CODE]`"
         codes = _codes(match) if match["codes"] is not None else None
-        yield Directive(comment, match.start(), match.end(), codes, word == "ignore-file", broken=broken)
+        cell = notebook.lines_of_cell(comment.span.line) if notebook is not None and word == "ignore-cell" else None
+        yield Directive(comment, match.start(), match.end(), codes, word == "ignore-file", cell, broken=broken)
     for match in _NOQA.finditer(comment.text):
         codes = _codes(match) if match["codes"] is not None else None
         yield Directive(comment, match.start(), match.end(), codes, noqa=True)

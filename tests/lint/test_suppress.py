@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -174,3 +175,17 @@ def test_the_fix_deletes_what_is_unused_and_nothing_else(before: str, after: str
 
 def test_the_fix_of_a_directive_and_of_its_neighbour_go_together() -> None:
     assert fixed("x = bad  # noqa: ML902\n") == "x = good\n"
+
+
+def test_a_directive_for_a_cell_of_a_notebook() -> None:
+    def cell(text: str) -> dict[str, Any]:
+        return {"cell_type": "code", "metadata": {}, "outputs": [], "execution_count": None, "source": text}
+
+    cells = [cell("bad\ngrave"), cell("x = 1\nbad\n# memlint: ignore-cell[ML901] shown on purpose\ngrave"), cell("bad")]
+    text = json.dumps({"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 5})
+    found = [(f.cell, f.span.line, f.code) for f in check(text, "n.ipynb").findings]
+    assert found == [(1, 1, "ML901"), (1, 2, "ML902"), (2, 4, "ML902"), (3, 1, "ML901")]
+    assert said("# memlint: ignore-cell[ML901]\nbad\n") == [
+        (1, "ML001", "`memlint: ignore-cell` is for notebooks: write `ignore[CODE]` or `ignore-file[CODE]`."),
+        (2, "ML901", said("bad\n")[0][2]),
+    ]
