@@ -34,7 +34,9 @@ _MOST_HOPS = 8
 #: a definition and what it uses are left alone when they are longer than this, in bytes
 _MOST_BYTES = 80_000
 #: outlines and parsed parts that are kept
-_KEPT_OUTLINES = 2000
+_KEPT_OUTLINES = 300
+#: a file that imports all names of more modules than this is a shelf, and its names are left alone
+MOST_STARS = 8
 _KEPT_PARTS = 200
 #: what a definition must speak of for its body to matter to a caller: graphs that are made or freed
 _MATTERS = re.compile(r"backward|loss|criterion|objective")
@@ -204,7 +206,7 @@ class Modules:
             return self._find(path, ".".join((outline.imports[parts[0]], *parts[1:])), hops - 1)
         if parts[0] in outline.defines:
             return path, parts
-        for star in outline.stars:
+        for star in outline.stars if len(outline.stars) <= MOST_STARS else ():
             joint = "." if star.strip(".") else ""
             found = self._find(path, star + joint + ".".join(parts), hops - 1)
             if found is not None:

@@ -5,12 +5,14 @@ This walks statements only, never into expressions, so that it costs a small par
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import libcst as cst
 
 from memlint.lint.imports import bindings, dotted, module_of
+from memlint.lint.modules import MOST_STARS
 
 if TYPE_CHECKING:
     from memlint.lint.flow.facts import FunctionFlow
@@ -185,6 +187,8 @@ class ModuleIndex:
 
     def from_a_star(self, name: str) -> FunctionInfo | ClassInfo | None:
         """What `name` stands for if one of the `from x import *` brings it."""
+        if len(self.stars) > MOST_STARS or hasattr(builtins, name):
+            return None
         for star in self.stars:
             found = self.linked(f"{star}{name}" if star.endswith(".") else f"{star}.{name}")
             if found is not None:
