@@ -186,4 +186,4 @@ def accelerator(qualified: str, arguments: Sequence[tuple[str, cst.BaseExpressio
 
 
 #: Words of files that train or evaluate through functions of other files; all words of one entry.
-HELPED_TRAINING = (("loss", "optimiz"), ("loss", "epoch"), ("loss", "batch in"))
+HELPED_TRAINING = (("loss", "optimizer"), ("loss", "epochs"), ("loss", "batch in"))
