@@ -1,8 +1,9 @@
 """What CUDA's kernels allocate beside their results, and which of several kernels torch takes.
 
-Two tables. `RULES`: by operator, below autograd, what is allocated before the results, or after them and given back at
-the end of the kernel. `overridden`: operators for which CUDA goes another way than other devices do already above
-autograd (dropout with a saved mask, scaled dot product attention, autocast), put in their place while a device is on.
+Three tables. `RULES`: by operator, below autograd, what is allocated before the results, or after them and given back at
+the end of the kernel. What `_whole` marks: operators whose results come in another order, or are others, than on other
+devices. `overridden`: operators for which CUDA goes another way already above autograd (dropout with a saved mask,
+scaled dot product attention, autocast), put in their place while a device is on.
 
 Sources are named beside each rule: files of torch 2.13, and "traced" for what the host code of the published CUDA build
 of 2.13 asks of the allocator. What libraries do inside (cuDNN's workspaces) no source tells: such rules say "model".
@@ -12,15 +13,24 @@ from __future__ import annotations
 
 import contextlib
 import math
+import sys
 import warnings
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch.utils import _foreach_utils
+from torch.utils._pytree import tree_map_only
 
-from memlint.virtual.device import Device
+from memlint.virtual import device as virtual
+from memlint.virtual.device import CPU, Device, in_backward
 
 aten = torch.ops.aten
+
+
+#: bytes taken until the kernel ends; or, in a tuple, taken and given back before the next
+Sizes = Sequence["int | tuple[int, ...]"]
 
 
 class Plan:
@@ -30,23 +40,31 @@ class Plan:
         self,
         device: Device,
         index: int,
-        before: list[int] | None = None,
-        after: Callable[[Any], list[int]] | None = None,
+        before: Sizes = (),
+        after: Callable[[Any], Sizes] | None = None,
     ) -> None:
         self.device, self.index = device, index
-        self._before, self._after = before or [], after
+        self._before, self._after = before, after
         self._taken: list[int] = []
 
     def begin(self) -> None:
         """Take what is taken before the results."""
-        self._taken = [self.device.malloc(size, self.index) for size in self._before if size]
+        self._taken = []
+        self._take(self._before)
 
     def end(self, out: Any) -> None:
         """Take what is taken after the results, and give all of it back."""
         if self._after is not None:
-            self._taken += [self.device.malloc(size, self.index) for size in self._after(out) if size]
+            self._take(self._after(out))
         for address in reversed(self._taken):
             self.device.free(address, self.index)
+
+    def _take(self, sizes: Sizes) -> None:
+        for size in sizes:
+            if isinstance(size, tuple):
+                self.device.temporary(list(size), self.index)
+            elif size:
+                self._taken.append(self.device.malloc(size, self.index))
 
 
 Rule = Callable[[Device, int, Any, Any, Any], "Plan | None"]
@@ -64,9 +82,65 @@ def _rule(*names: str) -> Callable[[Rule], Rule]:
     return take
 
 
+Whole = Callable[[Device, int, Any, Any, Any], Any]
+
+
+def _plain(device: Device, index: int, func: Any, args: Any, kwargs: Any) -> Any:
+    """Run an operator on the device without anything beside its results."""
+    out = func(*args, **kwargs)
+    tensors: list[torch.Tensor] = []
+    virtual._collect(out, tensors)
+    for tensor in tensors:
+        device.keep(tensor, index)
+    return out
+
+
+def _whole(*names: str) -> Callable[[Whole], Whole]:
+    """Put `function` in the place of operators ("packet" or "packet.overload") on the device."""
+
+    def take(function: Whole) -> Whole:
+        def run(device: Device, index: int, func: Any, args: Any, kwargs: Any) -> Any:
+            tensors: list[torch.Tensor] = []
+            virtual._collect(args, tensors)
+            if any(not tensor.is_meta for tensor in tensors):
+                if index >= 0:
+                    virtual._refuse_mixed(device, tensors)
+                args, kwargs = tree_map_only(torch.Tensor, virtual._without_data, (args, kwargs))
+            del tensors
+            return (function if index >= 0 else _plain)(device, index, func, args, kwargs)
+
+        for name in names:
+            packet, _, overload = name.partition(".")
+            op = getattr(getattr(aten, packet, None), overload or "default", None)
+            if op is not None:
+                virtual._SPECIAL[op] = run
+        return function
+
+    return take
+
+
 def nbytes(tensor: torch.Tensor) -> int:
     """The bytes of a tensor's elements."""
     return tensor.numel() * tensor.dtype.itemsize
+
+
+def _up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
+
+
+def _ceil(number: int, divisor: int) -> int:
+    return -(-number // divisor)
+
+
+def _channels_last(tensor: torch.Tensor) -> bool:
+    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.dim())
+    return last is not None and tensor.is_contiguous(memory_format=last) and not tensor.is_contiguous()
+
+
+def _sort_workspace(count: int, key: int, value: int, bits: int) -> int:
+    """Workspace of cub's radix sort of pairs: second buffers, histograms and one look-back state a tile (traced)."""
+    passes = _ceil(bits, 8)
+    return _up(count * key, 256) + _up(count * value, 256) + passes * 2048 + 512 + 1024 * _ceil(count, 2816) - 1
 
 
 # -- matrix products -----------------------------------------------------------------------------------------------
@@ -110,111 +184,359 @@ def _product(device: Device, index: int, func: Any, args: Any, kwargs: Any) -> P
 # -- reductions ----------------------------------------------------------------------------------------------------
 
 
-def reduction(
-    out_elements: int, reduced: int, *, itemsize: int, contiguous: bool, multiprocessors: int, threads: int
-) -> list[int]:
-    """What a reduction over `reduced` elements to each of `out_elements` results takes: staging and semaphores.
+class _Dim:
+    """One dimension of a reduction as TensorIterator has it: its size, and the input's and the result's strides."""
 
-    A port of `setReduceConfig` (ATen/native/cuda/Reduce.cuh), for one reduced run of elements that is either innermost
-    (`contiguous`) or outermost. itemsize: bytes of what is accumulated.
+    __slots__ = ("inner", "outer", "size")
+
+    def __init__(self, size: int, inner: int, outer: int) -> None:
+        self.size, self.inner, self.outer = size, inner, outer
+
+
+def _iterated(shape: Sequence[int], strides: Sequence[int], reduced: Sequence[int]) -> list[_Dim]:
+    """The dimensions of a reduction, fastest first, those that are reduced before the others, joined where they can be.
+
+    `reorder_dimensions` and `coalesce_dimensions` of aten/src/ATen/TensorIterator.cpp; the result is contiguous.
     """
-    if out_elements == 0 or reduced == 0:
+    dims: list[_Dim] = []
+    outer = 1
+    for dim in reversed(range(len(shape))):
+        dims.append(_Dim(shape[dim], strides[dim], 0 if dim in reduced else outer))
+        outer *= 1 if dim in reduced else shape[dim]
+
+    def swap(first: _Dim, second: _Dim) -> int:
+        if (first.outer == 0) != (second.outer == 0):
+            return 1 if second.outer == 0 else -1
+        for one, other in ((first.outer, second.outer), (first.inner, second.inner)):
+            if one and other:
+                if one != other:
+                    return -1 if one < other else 1
+                if first.size > second.size:
+                    return 1
+        return 0
+
+    for place in range(1, len(dims)):
+        at = place
+        for before in reversed(range(place)):
+            order = swap(dims[before], dims[at])
+            if order > 0:
+                dims[before], dims[at] = dims[at], dims[before]
+                at = before
+            elif order < 0:
+                break
+    joined: list[_Dim] = []
+    for each in dims:
+        last = joined[-1] if joined else None
+        if last is not None and (
+            1 in (last.size, each.size)
+            or (last.size * last.inner == each.inner and last.size * last.outer == each.outer)
+        ):
+            if last.size == 1:
+                last.inner, last.outer = each.inner, each.outer
+            last.size *= each.size
+        else:
+            joined.append(each)
+    return joined
+
+
+def reduction(
+    shape: Sequence[int],
+    strides: Sequence[int],
+    reduced: Sequence[int],
+    *,
+    itemsize: int,
+    multiprocessors: int,
+    threads: int,
+    vector: int = 4,
+    most_threads: int = 512,
+    offset: int = 0,
+) -> list[int]:
+    """What a reduction takes where several blocks work on one result: staging and semaphores, in bytes.
+
+    A port of `setReduceConfig` and `global_memory_size` (ATen/native/cuda/Reduce.cuh). itemsize: bytes of what is
+    accumulated. vector: how many elements a thread loads at once. offset: where the input starts, in elements.
+    """
+    if 0 in shape:
         return []
-    most_threads = 512
-    output_vector = 1
-    if contiguous:
-        dim0, dim1 = reduced, out_elements
-    else:
-        dim0, dim1 = out_elements, reduced
-        if dim0 >= 128 and dim0 % 4 == 0:
-            output_vector = 4
-            dim0 //= 4
-    width_limit = most_threads // output_vector
+    dims = _iterated(shape, strides, reduced)
+    over = sum(1 for dim in dims if dim.outer == 0)
+    outputs = math.prod(dim.size for dim in dims if dim.outer)
+    inputs = math.prod(dim.size for dim in dims) // outputs
+    fastest = not dims or over == len(dims) or (over > 0 and dims[0].inner < dims[over].inner)
+    stride = 1 if not dims else dims[0 if fastest else over].inner
+    dim0, dim1 = (inputs, outputs) if fastest else (outputs, inputs)
+    per_output = 1
+    if stride == 1:
+        if fastest and dim0 >= 128 and over == 1:
+            dim0 //= vector
+        elif not fastest:
+            per_output = 4
+            for number in (offset, dims[over].size, *(dim.inner for at, dim in enumerate(dims) if at != over)):
+                while number % per_output:
+                    per_output //= 2
+            dim0 //= per_output
 
     def power(number: int) -> int:
         return 1 << (max(1, number).bit_length() - 1)
 
-    block_x = min(power(dim0), 32)
-    block_y = min(power(dim1), width_limit // block_x)
-    block_x = min(power(dim0), width_limit // block_y)
-    threads_in_block = block_x * block_y
-    step_input = block_x if contiguous else 1
-    step_output = output_vector if contiguous else block_x * output_vector
-    block_reduces_y = False
-    per_thread = -(-reduced // step_input)
-    if per_thread >= block_y * 16 or per_thread >= 256:
-        block_reduces_y = True
-        step_input *= block_y
+    limit = most_threads // per_output
+    power0, power1 = min(power(dim0), limit), min(power(dim1), limit)
+    width = min(power0, 32)
+    height = min(power1, limit // width)
+    width = min(power0, limit // height)
+    step_input, step_output = (width, 1) if fastest else (1, width)
+    across_warps = _ceil(inputs, step_input) >= min(height * 16, 256)
+    if across_warps:
+        step_input *= height
     else:
-        step_output *= block_y
-    per_thread = -(-reduced // step_input)
-    grid = -(-out_elements // step_output)
-    if not block_reduces_y or per_thread < 256:
+        step_output *= height
+    per_thread = _ceil(inputs, step_input)
+    grid = _ceil(outputs // per_output, step_output)
+    target = multiprocessors * (threads // (width * height))
+    if not across_warps or per_thread < 256 or grid > target:
         return []
-    blocks_per_sm = max(1, threads // threads_in_block)
-    target = multiprocessors * blocks_per_sm
-    if grid > target:
+    blocks = max(min(_ceil(target, grid), _ceil(per_thread, 16)), _ceil(per_thread, 256))
+    if blocks <= 1:
         return []
-    ctas1 = -(-target // grid)
-    ctas2 = -(-per_thread // 16)
-    ctas3 = -(-per_thread // 256)
-    ctas = max(min(ctas1, ctas2), ctas3)
-    if ctas <= 1:
-        return []
-    return [itemsize * out_elements * ctas, 4 * grid]
+    staging = itemsize * outputs * blocks
+    return [staging if fastest else staging * width * per_output, 4 * grid]
 
 
-def _sum_like(device: Device, func: Any, args: Any, kwargs: Any) -> list[int]:
-    source = args[0]
-    dims = args[1] if len(args) > 1 and not isinstance(args[1], (float, torch.dtype)) else kwargs.get("dim")
-    if isinstance(dims, int):
-        dims = [dims]
-    every = list(range(source.dim()))
-    reduced = sorted({d % max(1, source.dim()) for d in dims}) if dims else every
-    kept = [d for d in every if d not in reduced]
-    count = math.prod(source.shape[d] for d in reduced)
-    outputs = math.prod(source.shape[d] for d in kept)
-    strides = [source.stride(d) for d in reduced if source.shape[d] > 1]
-    contiguous = not strides or min(strides) == 1
+#: by operator: bytes that are accumulated for one result, where that is not the input's or four, and the vector width
+_PAIRS = frozenset(("var", "std", "var_mean", "std_mean", "argmax", "argmin"))
+_NARROW = frozenset(("amax", "amin", "max", "min"))
+_MOMENTS = frozenset(("var", "std", "var_mean", "std_mean"))
+_WIDE_LOADS = frozenset(("sum", "mean", "norm", "linalg_vector_norm", "nansum"))
+
+
+def _staging(device: Device, tensor: torch.Tensor, dims: Any, name: str, dtype: torch.dtype | None = None) -> list[int]:
+    """What the reduction `name` of a tensor over `dims` (None or none: all) takes."""
+    given = [dims] if isinstance(dims, int) else list(dims or [])
+    reduced = sorted({dim % max(1, tensor.dim()) for dim in given}) if given else list(range(tensor.dim()))
+    dtype = dtype or tensor.dtype
+    itemsize, vector = max(4, dtype.itemsize), 4
+    if name in _PAIRS or (name in ("max", "min") and given):
+        itemsize = 32 if dtype is torch.float64 and name in _MOMENTS else 16
+    elif name in _NARROW:
+        itemsize = dtype.itemsize
+    elif name in ("any", "all"):
+        itemsize = 1
+    if name in _MOMENTS:
+        vector = 2
+    elif name in _WIDE_LOADS and tensor.dtype.itemsize == 2:
+        vector = 8
     return reduction(
-        outputs,
-        count,
-        itemsize=max(4, source.dtype.itemsize),
-        contiguous=contiguous,
+        tensor.shape,
+        tensor.stride(),
+        reduced,
+        itemsize=itemsize,
+        vector=vector,
+        most_threads=256 if dtype is torch.complex128 else 512,
         multiprocessors=device.card.multiprocessors,
         threads=device.card.threads_per_multiprocessor,
+        offset=int(tensor.storage_offset()),
     )
 
 
-@_rule("sum", "mean", "amax", "amin", "max", "min", "prod", "norm", "linalg_vector_norm", "any", "all", "var", "std")
+@_rule(
+    *("sum", "nansum", "mean", "amax", "amin", "max", "min", "prod", "norm", "linalg_vector_norm", "any", "all"),
+    *("var", "std", "var_mean", "std_mean", "argmax", "argmin"),
+)
 def _reduction(device: Device, index: int, func: Any, args: Any, kwargs: Any) -> Plan | None:
-    if not isinstance(args[0], torch.Tensor) or (len(args) > 1 and isinstance(args[1], torch.Tensor)):
+    """Staging between blocks; and what sums of bools and small integers convert first (`make_reduction`)."""
+    source = args[0]
+    if not isinstance(source, torch.Tensor) or (len(args) > 1 and isinstance(args[1], torch.Tensor)):
         return None
-    sizes = _sum_like(device, func, args, kwargs)
+    name = func._schema.name.removeprefix("aten::")
+    named = next((at for at, each in enumerate(func._schema.arguments) if each.name == "dim"), None)
+    dims = kwargs.get("dim", args[named] if named is not None and named < len(args) else None)
+    asked = kwargs.get("dtype")
+    if source.numel() == 0:
+        return None
+    converted: list[int] = []
+    dtype = source.dtype
+    if name in ("sum", "prod", "nansum") and not dtype.is_floating_point and not dtype.is_complex:
+        dtype = asked or torch.int64
+    elif asked is not None and not (dtype.itemsize == 2 and asked is torch.float32):
+        dtype = asked
+    if dtype is not source.dtype:
+        converted = [source.numel() * dtype.itemsize]
+    sizes = converted + _staging(device, source, dims, name, dtype)
     return Plan(device, index, after=lambda out: sizes) if sizes else None
+
+
+@_rule("logsumexp")
+def _logsumexp(device: Device, index: int, func: Any, args: Any, kwargs: Any) -> Plan:
+    """The exponentials beside maxima of the result's size (`logsumexp_out_impl`, ATen/native/ReduceOps.cpp; traced)."""
+
+    def after(out: Any) -> Sizes:
+        return [nbytes(out), (nbytes(out), out.numel()), nbytes(args[0])]
+
+    return Plan(device, index, after=after)
+
+
+@_rule("_foreach_norm")
+def _norms(device: Device, index: int, func: Any, args: Any, kwargs: Any) -> Plan:
+    """One float a tensor and chunk of 65,536 elements (`foreach_tensor_norm_cuda`, ForeachReduceOp.cu; traced)."""
+    chunks = max((_ceil(tensor.numel(), 65536) for tensor in args[0]), default=0)
+    return Plan(device, index, before=[len(args[0]) * chunks * 4])
 
 
 # -- convolutions --------------------------------------------------------------------------------------------------
 
 
-@_rule("convolution", "cudnn_convolution", "convolution_backward")
-def _convolution(device: Device, index: int, func: Any, args: Any, kwargs: Any) -> Plan | None:
-    """A model of cuDNN's workspace, which nothing documents: room to transpose what goes in and what comes out.
+def convolution_workspace(source: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> int:
+    """The workspace of one convolution kernel of cuDNN, in bytes: none that is worth a model."""
+    return 0
 
-    Its kernels for tensor cores take channels last. Of three models that were tried (nothing, the input, both) this one
-    is nearest to the rows of benchmarks/virtual_accuracy.py. Grouped convolutions have kernels of torch's own.
-    """
-    backward = "backward" in func._schema.name
-    source = args[1] if backward else args[0]
-    groups = args[9] if backward else args[8]
-    if groups != 1 or source.is_contiguous(memory_format=torch.channels_last):
+
+def _native_depthwise(source: torch.Tensor, weight: torch.Tensor, groups: int, transposed: bool) -> bool:
+    """Whether torch's own kernels take it (`use_cudnn_depthwise`, aten/src/ATen/native/Convolution.cpp; traced)."""
+    if transposed or source.dim() != 4 or groups != source.shape[1] or groups == 1:
+        return False
+    if _channels_last(source) or _channels_last(weight):
+        return False
+    return source.dtype is not torch.float16 or weight.shape[-1] not in (1, 3, 5)
+
+
+def _weight_copy(source: torch.Tensor, weight: torch.Tensor) -> int:
+    """cuDNN wants the weight in the memory format of the input, and the other way round."""
+    return nbytes(weight) if _channels_last(source) and not _channels_last(weight) and weight[0, 0].numel() > 1 else 0
+
+
+@_rule("convolution", "cudnn_convolution")
+def _convolution(device: Device, index: int, func: Any, args: Any, kwargs: Any) -> Plan | None:
+    source, weight = args[0], args[1]
+    if _native_depthwise(source, weight, args[8], bool(args[6])):
         return None
-    if backward:
-        return Plan(device, index, after=lambda out: [nbytes(source) + nbytes(args[0])])
-    return Plan(device, index, after=lambda out: [nbytes(source) + nbytes(out)])
+    return Plan(
+        device,
+        index,
+        after=lambda out: [_weight_copy(source, weight), convolution_workspace(source, weight, out)],
+    )
+
+
+@_whole("convolution_backward")
+def _convolution_backward(device: Device, index: int, func: Any, args: Any, kwargs: Any) -> Any:
+    """Gradients in the order in which they are made, each with its workspace, and the sum for the bias."""
+    gradient, source, weight, groups, wanted = args[0], args[1], args[2], args[9], args[10]
+    out = func(*args, **kwargs)
+    copy = 0
+    if _native_depthwise(source, weight, groups, bool(args[7])):
+        order: tuple[int, ...] = (1, 0)
+    else:
+        order = (0, 1)
+        copy = _weight_copy(source, weight)
+    workspace = convolution_workspace(source, weight, gradient)
+    for place in order:
+        if wanted[place]:
+            device.keep(out[place], index)
+            if order == (0, 1):
+                device.temporary([copy if place == 0 else 0, workspace], index)
+    if wanted[2]:
+        device.keep(out[2], index)
+        dims = [0, *range(2, gradient.dim())]
+        device.temporary(_staging(device, gradient, dims, "sum"), index)
+    return out
 
 
 # -- normalisation, embeddings, losses -----------------------------------------------------------------------------
+
+
+def _batch_norm_by_cudnn(source: torch.Tensor, weight: torch.Tensor | None, training: bool) -> bool:
+    """`_select_batch_norm_backend`, aten/src/ATen/native/Normalization.cpp (traced: never in bfloat16)."""
+    if not torch.backends.cudnn.enabled or source.dim() < 3 or weight is None:
+        return False
+    if source.dtype not in (torch.float32, torch.float16) or weight.dtype is not torch.float32:
+        return False
+    return int(source.shape[0]) <= (880801 if training else 65535)
+
+
+def _tall(source: torch.Tensor) -> bool:
+    """Whether the kernels for channels that lie next to each other are taken."""
+    return _channels_last(source) or (source.dim() == 2 and source.stride(1) == 1)
+
+
+def _channel_staging(source: torch.Tensor, values: int) -> list[int]:
+    """`flexible_launch_configs` and the staging of the kernels for channels last (ATen/native/cuda/Normalization.cuh)."""
+    channels = int(source.shape[1])
+    rows = source.numel() // max(1, channels)
+
+    def power(number: int) -> int:
+        return 1 << (max(1, number).bit_length() - 1)
+
+    width = min(power(channels), 32)
+    height = min(power(_ceil(rows, 16)), 512 // width)
+    if width * height != 512:
+        width = min(power(channels), 512 // height)
+    blocks = min(_ceil(rows, height * 16), 128)
+    if blocks < 8:
+        return []
+    return [values * channels * blocks * 4, 4 * _ceil(channels, width)]
+
+
+@_whole("native_batch_norm")
+def _batch_norm(device: Device, index: int, func: Any, args: Any, kwargs: Any) -> Any:
+    """What cuDNN takes beside the results is not known, and taken as nothing. In eval() it saves no statistics."""
+    source, weight, training = args[0], args[1], args[5]
+    out = func(*args, **kwargs)
+    device.keep(out[0], index)
+    if _batch_norm_by_cudnn(source, weight, training):
+        if not training:
+            return out[0], out[1].new_empty(0), out[2].new_empty(0)
+    for tensor in out[1:]:
+        device.keep(tensor, index)
+    if training and _tall(source) and not _batch_norm_by_cudnn(source, weight, training):
+        device.temporary(_channel_staging(source, 4), index)
+    return out
+
+
+@_whole("native_batch_norm_backward")
+def _batch_norm_backward(device: Device, index: int, func: Any, args: Any, kwargs: Any) -> Any:
+    """Sums for each channel, and their staging; the gradient of the input comes last where channels do (traced)."""
+    source, weight, training, wanted = args[1], args[2], args[7], args[9]
+    channels = 4 * int(source.shape[1])
+    out = func(*args, **kwargs)
+    cudnn = _batch_norm_by_cudnn(source, weight, training)
+    if (cudnn and training) or not _tall(source):
+        return _kept(device, index, out)
+    taken = [channels] * (4 if cudnn else 2)
+    addresses = [device.malloc(size, index) for size in taken]
+    for tensor in out[1:]:
+        if tensor is not None:
+            device.keep(tensor, index)
+    device.temporary(_channel_staging(source, 2), index)
+    if not training and wanted[0]:
+        addresses.append(device.malloc(nbytes(source), index))
+    device.keep(out[0], index)
+    for address in addresses:
+        device.free(address, index)
+    return out
+
+
+def _kept(device: Device, index: int, out: Any) -> Any:
+    for tensor in out:
+        if tensor is not None:
+            device.keep(tensor, index)
+    return out
+
+
+@_whole("native_dropout")
+def _native_dropout(device: Device, index: int, func: Any, args: Any, kwargs: Any) -> Any:
+    """The mask comes first (`dropout_cuda`, ATen/native/cuda/Dropout.cu)."""
+    out, mask = func(*args, **kwargs)
+    device.keep(mask, index)
+    device.keep(out, index)
+    return out, mask
+
+
+@_whole("_safe_softmax")
+def _safe_softmax(device: Device, index: int, func: Any, args: Any, kwargs: Any) -> Any:
+    """Rows that are masked out are looked for afterwards (ATen/native/transformers/attention.cpp; traced)."""
+    out = func(*args, **kwargs)
+    device.keep(out, index)
+    device.temporary([out.numel(), out.numel() // max(1, out.shape[args[1]]), out.dtype.itemsize], index)
+    return out
 
 
 @_rule("_softmax_backward_data")
@@ -227,77 +549,371 @@ def _softmax_backward(device: Device, index: int, func: Any, args: Any, kwargs: 
 def _layer_norm_backward(device: Device, index: int, func: Any, args: Any, kwargs: Any) -> Plan | None:
     """Partial sums for weight and bias of tall inputs (`LaunchGammaBetaBackwardCUDAKernel`, layer_norm_kernel.cu)."""
     columns = math.prod(args[2])
-    rows = args[0].numel() // max(1, columns)
+    return _partial_sums(device, index, args[0], columns, 2)
+
+
+def _partial_sums(device: Device, index: int, gradient: torch.Tensor, columns: int, results: int) -> Plan | None:
+    rows = gradient.numel() // max(1, columns)
     if rows <= 65536 or columns / 32 >= device.card.multiprocessors / 2:
         return None
-    partial = math.ceil(rows / 32) * columns * args[0].dtype.itemsize
-    return Plan(device, index, after=lambda out: [partial, partial])
+    partial = torch.empty(_ceil(rows, 32), columns, dtype=gradient.dtype, device="meta")
+    summed = (columns * gradient.dtype.itemsize, *_staging(device, partial, 0, "sum"))
+    return Plan(device, index, after=lambda out: [*[nbytes(partial)] * results, *[summed] * results])
+
+
+@_whole("_fused_rms_norm")
+def _rms_norm(device: Device, index: int, func: Any, args: Any, kwargs: Any) -> Any:
+    """The output and one float a row (`_fused_rms_norm_cuda`, ATen/native/cuda/layer_norm_kernel.cu)."""
+    source, shape = args[0], args[1]
+    out = torch.empty_like(source, memory_format=torch.contiguous_format)
+    outer = source.dim() - len(shape)
+    rstd = torch.empty((*source.shape[:outer], *(1 for _ in shape)), dtype=torch.float32, device="meta")
+    return _kept(device, index, (out, rstd))
+
+
+@_whole("_fused_rms_norm_backward")
+def _rms_norm_backward(device: Device, index: int, func: Any, args: Any, kwargs: Any) -> Any:
+    gradient, source, shape, weight, wanted = args[0], args[1], args[2], args[4], args[5]
+    out = (
+        torch.empty_like(source) if wanted[0] else None,
+        torch.empty_like(weight) if wanted[1] and weight is not None else None,
+    )
+    _kept(device, index, out)
+    if out[1] is not None:
+        plan = _partial_sums(device, index, gradient, math.prod(shape), 1)
+        if plan is not None:
+            plan.end(out)
+    return out
 
 
 @_rule("native_group_norm")
-def _group_norm(device: Device, index: int, func: Any, args: Any, kwargs: Any) -> Plan:
-    """Two scale and shift tensors of one element a sample and channel (traced)."""
-    size = args[3] * args[4] * args[0].dtype.itemsize
-    return Plan(device, index, after=lambda out: [size, size])
+def _group_norm(device: Device, index: int, func: Any, args: Any, kwargs: Any) -> Plan | None:
+    """Scale and shift of each sample and channel; statistics in float32 for half precision (group_norm_kernel.cu)."""
+    source, samples, channels, groups = args[0], args[3], args[4], args[6]
+    floats = [samples * groups * 4] * 2 if source.dtype.itemsize == 2 else []
+    affine = args[1] is not None or args[2] is not None
+    scales = [samples * channels * 4] * 2 if args[5] > 1 and affine else []
+    return Plan(device, index, after=lambda out: [*floats, *scales])
 
 
 @_rule("native_group_norm_backward")
 def _group_norm_backward(device: Device, index: int, func: Any, args: Any, kwargs: Any) -> Plan:
-    size = args[5] * args[6] * 4
-    return Plan(device, index, after=lambda out: [size, size])
+    """Sums of each sample and channel, then factors of each group (`GroupNormBackwardKernelImpl`; traced)."""
+    weight, samples, channels, groups = args[4], args[5], args[6], args[8]
+    sums, factors = samples * channels * 4, samples * groups * 4
+    if args[7] == 1:
+        return Plan(device, index, after=lambda out: [sums, sums, factors, factors])
+    scaled = [sums] if weight is not None else []
+    return Plan(device, index, after=lambda out: [sums, sums, factors, factors, *scaled])
+
+
+def _unique_workspace(count: int) -> int:
+    return 1023 + 256 * _ceil(count, 5000)
 
 
 @_rule("embedding_dense_backward")
 def _embedding_backward(device: Device, index: int, func: Any, args: Any, kwargs: Any) -> Plan | None:
     """Above 3072 indices they are sorted, and partial sums kept a segment (ATen/native/cuda/Embedding.cu; traced)."""
-    gradient, indices, weights = args[0], args[1], args[2]
+    gradient, indices, rows = args[0], args[1], int(args[2])
     count = indices.numel()
     if count <= 3072:
         return None
     keys = count * indices.dtype.itemsize
-    sort = int(16.3 * count) if count > 8192 else int(17.4 * count)
-    segments = -(-count // 10) + min(count, int(weights))
-    partial = segments * gradient.shape[-1] * 4
-    return Plan(device, index, before=[keys, keys, sort], after=lambda out: [partial])
+    sort = _sort_workspace(count, indices.dtype.itemsize, indices.dtype.itemsize, max(1, rows - 1).bit_length())
+    return _SegmentSums(device, index, [keys, keys, (keys, sort)], gradient, keys, count, rows)
+
+
+class _SegmentSums(Plan):
+    """`embedding_backward_cuda_kernel` (ATen/native/cuda/EmbeddingBackwardKernel.cu)."""
+
+    def __init__(
+        self, device: Device, index: int, before: Sizes, gradient: torch.Tensor, keys: int, count: int, rows: int
+    ) -> None:
+        itemsize = keys // count
+        segments = min(count, rows)
+        partial = count // 10 + segments
+        super().__init__(
+            device,
+            index,
+            before,
+            lambda out: [
+                keys,
+                8,
+                (keys, _unique_workspace(count)),
+                segments * itemsize,
+                segments * itemsize,
+                (_unique_workspace(segments),),
+                8,
+                partial * itemsize,
+                partial * gradient.shape[-1] * 4,
+            ],
+        )
+
+
+# reductions of losses to one number
+
+
+def _mean_of(device: Device, index: int, count: int, dtype: torch.dtype, how: int) -> list[int]:
+    flat = torch.empty(count, dtype=dtype, device="meta")
+    return _staging(device, flat, None, "mean" if how == 1 else "sum")
+
+
+@_whole("mse_loss", "smooth_l1_loss")
+def _elementwise_loss(device: Device, index: int, func: Any, args: Any, kwargs: Any) -> Any:
+    """Not reduced first, in two buffers, one of which stays behind the one number of the result (traced)."""
+    out = func(*args, **kwargs)
+    how = kwargs.get("reduction", args[2] if len(args) > 2 else 1)
+    if how == 0:
+        device.keep(out, index)
+        return out
+    shape = torch.broadcast_shapes(args[0].shape, args[1].shape)  # type: ignore[no-untyped-call]
+    full = torch.empty(shape, dtype=out.dtype, device="meta")
+    device.keep(full, index)
+    device.temporary([nbytes(full), *_mean_of(device, index, full.numel(), full.dtype, how)], index)
+    return full.as_strided((), ())
+
+
+@_rule("huber_loss", "binary_cross_entropy")
+def _reduced_loss(device: Device, index: int, func: Any, args: Any, kwargs: Any) -> Plan | None:
+    """Not reduced first (traced)."""
+    place = 2 if "huber" in func._schema.name else 3
+    how = kwargs.get("reduction", args[place] if len(args) > place else 1)
+    if how == 0 or args[0].numel() == 0:
+        return None
+    sizes = _mean_of(device, index, args[0].numel(), args[0].dtype, how)
+    return Plan(device, index, before=[nbytes(args[0])], after=lambda out: sizes)
+
+
+@_whole("mish_backward", "log_sigmoid_forward")
+def _activation(device: Device, index: int, func: Any, args: Any, kwargs: Any) -> Any:
+    """One kernel each; the buffer of log_sigmoid is empty on CUDA."""
+    out = torch.empty_like(args[0])
+    device.keep(out, index)
+    return out if "mish" in func._schema.name else (out, out.new_empty(0))
+
+
+# -- sorting, indexing ---------------------------------------------------------------------------------------------
+
+
+@_rule("sort")
+def _sort(device: Device, index: int, func: Any, args: Any, kwargs: Any) -> Plan | None:
+    """Up to 4096 elements in one block, beyond that by cub (ATen/native/cuda/Sort.cpp, Sort.cu; traced)."""
+    source = args[0]
+    named = next((at for at, each in enumerate(func._schema.arguments) if each.name == "dim"), 1)
+    dim = kwargs.get("dim", args[named] if len(args) > named and isinstance(args[named], int) else -1)
+    if source.dim() == 0 or source.numel() == 0:
+        return None
+    length, count = int(source.shape[dim]), source.numel()
+    if length <= 4096:
+        return Plan(device, index, after=lambda out: [length * 8])
+    work = _sort_workspace(count, source.dtype.itemsize, 8, 8 * source.dtype.itemsize)
+    if length == count:
+        return Plan(device, index, after=lambda out: [count * 8, work])
+    return Plan(device, index, after=lambda out: [count * 8, count * 8, (nbytes(source), work)])
+
+
+_fresh: list[weakref.ref[Any]] = []
+
+
+class _Zeros(Plan):
+    def end(self, out: Any) -> None:
+        _fresh[:] = [weakref.ref(out.untyped_storage())]
+
+
+@_rule("new_zeros", "zeros", "zeros_like")
+def _zeros(device: Device, index: int, func: Any, args: Any, kwargs: Any) -> Plan | None:
+    return _Zeros(device, index) if in_backward() else None
+
+
+@_whole("scatter.src", "scatter.value", "scatter_add", "index_add", "index_copy", "masked_scatter", "index_fill.int_Scalar")
+def _scattered(device: Device, index: int, func: Any, args: Any, kwargs: Any) -> Any:
+    """Formulas of derivatives write into the zeros that they made; for tensors without data they do not."""
+    if in_backward() and not torch.is_grad_enabled() and _fresh and _fresh[0]() is args[0].untyped_storage():
+        return args[0].detach()
+    return _plain(device, index, func, args, kwargs)
+
+
+def _index_put(device: Device, index: int, func: Any, args: Any, kwargs: Any) -> Any:
+    """As `_scattered`; and what is accumulated is sorted first (`index_put_with_sort_kernel`, ATen/native/cuda; traced)."""
+    target, places = args[0], args[1]
+    accumulate = kwargs.get("accumulate", args[3] if len(args) > 3 else False)
+    own = func is not aten.index_put.default
+    if not own and in_backward() and not torch.is_grad_enabled() and _fresh and target.is_meta:
+        own = _fresh[0]() is target.untyped_storage()
+    out = target.detach() if own and func is aten.index_put.default else _index_put_plain(device, index, func, args, kwargs)
+    if accumulate and index >= 0:
+        tensors = [place for place in places if isinstance(place, torch.Tensor)]
+        count = math.prod(torch.broadcast_shapes(*(place.shape for place in tensors))) if tensors else 0  # type: ignore[no-untyped-call]
+        if count:
+            keys = count * 8
+            bits = max(1, int(target.numel()) - 1).bit_length()
+            device.temporary([keys, keys], index)
+            device.temporary([keys, keys, keys, keys, _sort_workspace(count, 8, 8, min(bits, 16))], index)
+    return out
+
+
+_index_put_plain: Whole = virtual._SPECIAL[aten.index_put.default]
+for _op in (aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default):
+    virtual._SPECIAL[_op] = _index_put
+
+
+def _packed(tensor: torch.Tensor) -> bool:
+    """Whether the elements fill their part of the storage, each once."""
+    size = 1
+    for stride, length in sorted((stride, length) for stride, length in zip(tensor.stride(), tensor.shape, strict=True) if length > 1):
+        if stride != size:
+            return False
+        size *= length
+    return True
+
+
+#: references from C++ and from Python to a tensor that only the engine holds, as `_accumulate` counts them
+_ONLY_THE_ENGINE = (4, 5)
+
+
+@_whole("add.Tensor")
+def _accumulate(device: Device, index: int, func: Any, args: Any, kwargs: Any) -> Any:
+    """Two gradients of one tensor are added into the first, where nobody else holds it.
+
+    `InputBuffer::accumulate` (torch/csrc/autograd/input_buffer.cpp) does so; for tensors without data it does not.
+    """
+    if in_backward() and len(args) == 2 and not kwargs and not torch.is_grad_enabled():
+        first, second = args
+        if (
+            isinstance(first, torch.Tensor)
+            and isinstance(second, torch.Tensor)
+            and first.shape == second.shape
+            and first.dtype is second.dtype
+            and (first._use_count(), sys.getrefcount(first)) == _ONLY_THE_ENGINE
+            and torch._C._storage_Use_Count(first.untyped_storage()._cdata) <= 2
+            and _packed(first)
+        ):
+            return first
+    return _plain(device, index, func, args, kwargs)
+
+
+@_whole("_fused_sgd_", "_fused_sgd_.tensor_lr", "_fused_adagrad_", "_fused_adagrad_.tensor_lr")
+def _fused_step(device: Device, index: int, func: Any, args: Any, kwargs: Any) -> Any:
+    """In place, without anything beside."""
+    return None
 
 
 # -- attention -----------------------------------------------------------------------------------------------------
 
 
-def _up(number: int, multiple: int) -> int:
-    return -(-number // multiple) * multiple
+def _flash_splits(batch: int, heads: int, queries: int, keys: int, width: int, multiprocessors: int) -> int:
+    """Into how many parts the keys are split: `num_splits_heuristic` (transformers/cuda/flash_attn/flash_api.cpp)."""
+    block = 256 if width <= 64 else 128 if width <= 128 else 64
+    blocks, work, limit = _ceil(keys, block), batch * heads * _ceil(queries, 64), 2 * multiprocessors
+    if work >= 0.8 * limit:
+        return 1
+    found: list[tuple[int, float]] = []
+    for splits in range(1, min(128, limit, blocks) + 1):
+        if splits == 1 or _ceil(blocks, splits) != _ceil(blocks, splits - 1):
+            waves = work * splits / limit
+            found.append((splits, waves / math.ceil(waves)))
+    best = max(share for _, share in found)
+    return next(splits for splits, share in found if share >= 0.85 * best)
+
+
+def _rounded_width(width: int) -> int:
+    return _up(width, 32) if width <= 192 else 256
+
+
+@_whole("_scaled_dot_product_flash_attention")
+def _flash(device: Device, index: int, func: Any, args: Any, kwargs: Any) -> Any:
+    """Accumulators of split keys, and the seed (`mha_fwd`, transformers/cuda/flash_attn/flash_api.cpp; traced)."""
+    query, key = args[0], args[1]
+    batch, heads, length, width = query.shape
+    dropout = kwargs.get("dropout_p", args[3] if len(args) > 3 else 0.0)
+    out = list(func(*args, **kwargs))
+    out[1] = torch.empty((batch, heads, length), dtype=torch.float32, device="meta")
+    device.keep(out[0], index)
+    device.keep(out[1], index)
+    taken: list[int] = []
+    if not dropout:
+        splits = _flash_splits(batch, heads, length, key.shape[2], width, device.card.multiprocessors)
+        rows = splits * batch * heads * length * 4
+        taken = [device.malloc(size, index) for size in ((rows, rows * _rounded_width(width)) if splits > 1 else ())]
+    else:
+        taken = [device.malloc(16, index)]
+    out[6] = torch.empty(2, dtype=torch.uint64, device="meta")
+    out[7] = torch.empty((), dtype=torch.uint64, device="meta")
+    device.keep(out[6], index)
+    device.keep(out[7], index)
+    if isinstance(out[8], torch.Tensor):
+        out[8] = torch.empty(0, dtype=query.dtype, device="meta")
+    for address in taken:
+        device.free(address, index)
+    return tuple(out)
 
 
 @_rule("_scaled_dot_product_flash_attention_backward")
 def _flash_backward(device: Device, index: int, func: Any, args: Any, kwargs: Any) -> Plan:
     """Copies to [b, s, h, d], softmax_d, dq_accum: `mha_bwd` (transformers/cuda/flash_attn/flash_api.cpp; traced)."""
-    gradient, query = args[0], args[1]
+    gradient, query, key, out = args[0], args[1], args[2], args[4]
     batch, heads, length, width = query.shape
     rows = batch * heads * _up(length, 128)
-    copies = 0 if query.transpose(1, 2).is_contiguous() else nbytes(gradient)
-    return Plan(device, index, before=[copies, copies], after=lambda out: [rows * 4, rows * _up(width, 32) * 4])
+    copies = [nbytes(each) for each in (gradient, out) if not each.transpose(1, 2).is_contiguous()]
+    grouped = [batch * heads * key.shape[2] * width * query.dtype.itemsize] * 2 if key.shape[1] != heads else []
+    return Plan(device, index, before=copies, after=lambda out: [rows * 4, rows * _rounded_width(width) * 4, *grouped])
 
 
-@_rule("_scaled_dot_product_efficient_attention_backward")
-def _efficient_backward(device: Device, index: int, func: Any, args: Any, kwargs: Any) -> Plan:
-    """delta, and accumulators for dq (`AttentionBackwardKernel::Params::workspace_size`, mem_eff_attention; traced)."""
-    gradient, query = args[0], args[1]
+def _efficient_workspace(
+    batch: int, heads: int, queries: int, keys: int, width: int, half: bool, capability: tuple[int, int]
+) -> int:
+    """Accumulators of gradients: `AttentionBackwardKernel::Params::workspace_size` (mem_eff_attention/kernel_backward.h).
+
+    Tile sizes are those of the kernels for each capability, found by tracing.
+    """
+    ampere = capability >= (8, 0)
+    if width <= 64 or (not half and not ampere):
+        rows, columns = 64, 64
+    else:
+        rows, columns = 128, (128 if half and ampere and width <= 128 else 64)
+    tiles = _ceil(queries, rows) * _ceil(width, columns)
+    size = tiles * (rows * columns * 4 + 16)
+    if half and width > 128:
+        size += 2 * _up(keys, columns) * _up(width, rows) * 4
+    return batch * heads * size
+
+
+@_whole("_scaled_dot_product_efficient_attention_backward")
+def _efficient_backward(device: Device, index: int, func: Any, args: Any, kwargs: Any) -> Any:
+    """delta, from a product in float32, and accumulators (`_efficient_attention_backward`, attention_backward.cu)."""
+    gradient, query, key = args[0], args[1], args[2]
     batch, heads, length, width = query.shape
     full = query.dtype is torch.float32
-    product = [gradient.numel() * 4] if full else []
-    delta = [batch * heads * length * 4] * (2 if full else 1)
-    padded = _up(length, 64 if width <= 64 else 128)
-    work = 0 if width > 128 and not full else batch * heads * (padded * _up(width, 32) * 4 + 128 * max(1, width // 64))
-    return Plan(device, index, after=lambda out: [*product, *delta, work])
+    out = func(*args, **kwargs)
+    _kept(device, index, out)
+    delta = batch * heads * length * 4
+    if full:
+        product = device.malloc(gradient.numel() * 4, index)
+        summed = device.malloc(delta, index)
+        taken = device.malloc(delta, index) if length > 1 else summed
+        if length > 1:
+            device.free(summed, index)
+        device.free(product, index)
+    else:
+        taken = device.malloc(delta, index)
+    work = _efficient_workspace(batch, heads, length, key.shape[2], width, not full, device.card.capability)
+    device.temporary([work], index)
+    device.free(taken, index)
+    return out
 
 
-@_rule("_scaled_dot_product_efficient_attention")
-def _efficient(device: Device, index: int, func: Any, args: Any, kwargs: Any) -> Plan | None:
-    """Wide heads in half precision are accumulated in float32 (traced)."""
+@_whole("_scaled_dot_product_efficient_attention")
+def _efficient(device: Device, index: int, func: Any, args: Any, kwargs: Any) -> Any:
+    """Wide heads in half precision are accumulated in float32; the seed stays on the CPU (traced)."""
     query, value = args[0], args[2]
-    if value.shape[-1] <= 128 or query.dtype is torch.float32:
-        return None
-    return Plan(device, index, after=lambda out: [query.numel() // query.shape[-1] * value.shape[-1] * 4])
+    out = func(*args, **kwargs)
+    device.keep(out[0], index)
+    device.keep(out[1], index)
+    if value.shape[-1] > 128 and query.dtype is not torch.float32:
+        device.temporary([query.numel() // query.shape[-1] * value.shape[-1] * 4], index)
+    for seed in out[2:]:
+        device.keep(seed, CPU)
+    return out
 
 
 def attention_backend(
@@ -342,6 +958,41 @@ def attention_backend(
     return "math"
 
 
+def _math_attention(
+    query: Any, key: Any, value: Any, mask: Any, dropout: float, causal: bool, scale: Any, grouped: bool
+) -> Any:
+    """`_scaled_dot_product_attention_math` (ATen/native/transformers/attention.cpp): in float32, the mask added in place."""
+    dtype = query.dtype
+    if dtype in (torch.float16, torch.bfloat16) and not torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed():
+        query, key, value = query.float(), key.float(), value.float()
+    factor = math.sqrt(scale if scale is not None else 1 / math.sqrt(query.shape[-1]))
+    query = query * factor
+    if causal:
+        mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
+        mask = _float_mask(mask, query.dtype)
+    if grouped:
+        repeats = query.shape[-3] // key.shape[-3]
+        key, value = key.repeat_interleave(repeats, -3), value.repeat_interleave(repeats, -3)
+    scores = query @ (key * factor).transpose(-2, -1)
+    if mask is not None:
+        scores = scores.add_(mask)
+    shares = aten._safe_softmax(scores, -1)
+    del scores
+    if dropout > 0:
+        shares = torch.dropout(shares, dropout, True)
+    returned = shares.to(dtype)
+    out = (shares @ value).to(dtype)
+    del returned
+    return out
+
+
+def _float_mask(mask: Any, dtype: torch.dtype) -> Any:
+    """`convert_boolean_attn_mask`."""
+    zero = torch.zeros((), dtype=dtype, device=mask.device)
+    low = torch.full((), -math.inf, dtype=dtype, device=mask.device)
+    return torch.where(mask, zero, low)
+
+
 def _attention(device: Device) -> Callable[..., Any]:
     def attend(
         query: Any,
@@ -359,11 +1010,13 @@ def _attention(device: Device) -> Callable[..., Any]:
             (query, key, value, attn_mask), _ = device.autocast.arguments("scaled_dot_product_attention", given, {})
             with device.autocast.paused():
                 return attend(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+        if not device.is_here(query):
+            return aten._scaled_dot_product_attention_math(
+                query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
+            )[0]
         grouped = enable_gqa and query.shape[-3] != key.shape[-3]
-        kind = (
-            attention_backend(query, key, value, attn_mask, dropout_p, is_causal, grouped, device.card.capability)
-            if device.is_here(query)
-            else "math"
+        kind = attention_backend(
+            query, key, value, attn_mask, dropout_p, is_causal, grouped, device.card.capability
         )
         grad = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
         if kind == "flash":
@@ -372,19 +1025,14 @@ def _attention(device: Device) -> Callable[..., Any]:
                 pad = 8 - width % 8
                 query, key, value = (torch.nn.functional.pad(t, (0, pad)) for t in (query, key, value))
                 scale = scale if scale is not None else 1 / math.sqrt(width)
-            out = aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, False, scale=scale)[
-                0
-            ]
-            return out[..., :width] if width % 8 else out
-        if attn_mask is not None and attn_mask.dtype is torch.bool and kind in ("efficient", "cudnn"):
-            zero = torch.zeros((), dtype=query.dtype, device=attn_mask.device)
-            low = torch.full((), -math.inf, dtype=query.dtype, device=attn_mask.device)
-            attn_mask = torch.where(attn_mask, zero, low)
+            out = aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, False, scale=scale)
+            return out[0][..., :width] if width % 8 else out[0]
+        if attn_mask is not None and attn_mask.dtype is torch.bool:
+            attn_mask = _float_mask(attn_mask, query.dtype)
         if attn_mask is not None and kind in ("efficient", "cudnn"):
-            unit = 8 if query.dtype is not torch.float32 else 4
             length = attn_mask.shape[-1]
-            if kind == "efficient" and length % unit:
-                attn_mask = torch.nn.functional.pad(attn_mask, (0, unit - length % unit))[..., :length]
+            if kind == "efficient" and length % 8:  # `pad_bias`
+                attn_mask = torch.nn.functional.pad(attn_mask, (0, 8 - length % 8))[..., :length]
             attn_mask = attn_mask.expand(*query.shape[:-1], length)
         if kind == "efficient":
             return aten._scaled_dot_product_efficient_attention(
@@ -397,10 +1045,7 @@ def _attention(device: Device) -> Callable[..., Any]:
             return aten._scaled_dot_product_cudnn_attention(
                 query, key, value, attn_mask, grad, dropout_p, is_causal, False, scale=scale
             )[0]
-        # half precision is computed in float32 there (ATen/native/transformers/attention.cpp)
-        return aten._scaled_dot_product_attention_math(
-            query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
-        )[0]
+        return _math_attention(query, key, value, attn_mask, dropout_p, is_causal, scale, grouped)
 
     return attend
 
@@ -413,11 +1058,44 @@ def _dropout(device: Device) -> Callable[..., Any]:
 
     def dropout(input: Any, p: float, train: bool) -> Any:
         """Fused, with a bool mask saved (`is_fused_kernel_acceptable`, ATen/native/Dropout.cpp)."""
-        if train and 0 < p < 1 and input.numel() and device.is_here(input):
+        if train and 0 < p <= 1 and input.numel() and device.is_here(input):
+            if p == 1:
+                return input * torch.zeros((), dtype=input.dtype, device=input.device)
             return torch.native_dropout(input, p, train)[0]
         return op.decompose(input, p, train)
 
     return dropout
+
+
+def _linear(device: Device) -> Callable[..., Any]:
+    op = aten.linear.default
+
+    def linear(input: Any, weight: Any, bias: Any = None) -> Any:
+        """The bias is added in place where the input is not contiguous (ATen/native/Linear.cpp)."""
+        if device.autocast.on:
+            (input, weight, bias), _ = device.autocast.arguments("linear", (input, weight, bias), {})
+            with device.autocast.paused():
+                return linear(input, weight, bias)
+        plain = input.dim() == 2 or (input.dim() > 2 and input.is_contiguous())
+        if bias is None or plain or not device.is_here(input):
+            return op.decompose(input, weight, bias)
+        return torch.matmul(input, weight.t()).add_(bias)
+
+    return linear
+
+
+def _rms(device: Device) -> Callable[..., Any]:
+    op = aten.rms_norm.default
+
+    def rms_norm(input: Any, normalized_shape: Any, weight: Any = None, eps: Any = None) -> Any:
+        """Fused (`rms_norm_symint`, ATen/native/layer_norm.cpp), and in float32 within autocast."""
+        if not device.is_here(input):
+            return op.decompose(input, normalized_shape, weight, eps)
+        if device.autocast.on:
+            (input, weight), _ = device.autocast.arguments("layer_norm", (input, weight), {})
+        return aten._fused_rms_norm(input, normalized_shape, weight, eps)[0]
+
+    return rms_norm
 
 
 @contextlib.contextmanager
@@ -446,19 +1124,26 @@ def overridden(device: Device) -> Iterator[None]:
 
         put(name, run)
 
+    supported = _foreach_utils._get_foreach_kernels_supported_devices
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         put("dropout", _dropout(device))
         put("scaled_dot_product_attention", _attention(device))
+        put("linear", _linear(device))
+        if hasattr(aten, "_fused_rms_norm"):
+            put("rms_norm", _rms(device))
         for name in lists.COMPOSITE_LOWER:
-            cast(name.removesuffix(".default"), lower=True)
+            if name != "linear":
+                cast(name.removesuffix(".default"), lower=True)
         for name in lists.COMPOSITE_FP32:
             cast(name, lower=False)
         for name in lists.COMPOSITE_BY_DTYPE:
             cast(name, lower=False, place=2)
+    _foreach_utils._get_foreach_kernels_supported_devices = lambda: [*supported(), "meta"]
     try:
         yield
     finally:
+        _foreach_utils._get_foreach_kernels_supported_devices = supported
         library._destroy()  # type: ignore[no-untyped-call]
 
 
