@@ -401,7 +401,8 @@ def _native_depthwise(source: torch.Tensor, weight: torch.Tensor, groups: int, t
 
 def _weight_copy(source: torch.Tensor, weight: torch.Tensor) -> int:
     """cuDNN wants the weight in the memory format of the input, and the other way round."""
-    return nbytes(weight) if _channels_last(source) and not _channels_last(weight) and weight[0, 0].numel() > 1 else 0
+    last = torch.channels_last if source.dim() == 4 else torch.channels_last_3d
+    return nbytes(weight) if _channels_last(source) and not weight.is_contiguous(memory_format=last) else 0
 
 
 @_rule("convolution", "cudnn_convolution")
@@ -500,14 +501,16 @@ def _batch_norm_backward(device: Device, index: int, func: Any, args: Any, kwarg
     cudnn = _batch_norm_by_cudnn(source, weight, training)
     if (cudnn and training) or not _tall(source):
         return _kept(device, index, out)
-    taken = [channels] * (4 if cudnn else 2)
-    addresses = [device.malloc(size, index) for size in taken]
+    addresses = [device.malloc(channels, index) for _ in range(3 if cudnn else 2)]
     for tensor in out[1:]:
         if tensor is not None:
             device.keep(tensor, index)
     device.temporary(_channel_staging(source, 2), index)
     if not training and wanted[0]:
-        addresses.append(device.malloc(nbytes(source), index))
+        product = device.malloc(nbytes(source), index)
+        for address in addresses:
+            device.free(address, index)
+        addresses = [product]
     device.keep(out[0], index)
     for address in addresses:
         device.free(address, index)
@@ -561,29 +564,29 @@ def _partial_sums(device: Device, index: int, gradient: torch.Tensor, columns: i
     return Plan(device, index, after=lambda out: [*[nbytes(partial)] * results, *[summed] * results])
 
 
-@_whole("_fused_rms_norm")
-def _rms_norm(device: Device, index: int, func: Any, args: Any, kwargs: Any) -> Any:
-    """The output and one float a row (`_fused_rms_norm_cuda`, ATen/native/cuda/layer_norm_kernel.cu)."""
-    source, shape = args[0], args[1]
-    out = torch.empty_like(source, memory_format=torch.contiguous_format)
-    outer = source.dim() - len(shape)
-    rstd = torch.empty((*source.shape[:outer], *(1 for _ in shape)), dtype=torch.float32, device="meta")
-    return _kept(device, index, (out, rstd))
+class _RMSNorm(torch.autograd.Function):
+    """The output and one float a row are kept (`_fused_rms_norm_cuda`, ATen/native/cuda/layer_norm_kernel.cu)."""
 
+    @staticmethod
+    def forward(ctx: Any, source: Any, shape: Any, weight: Any, device: Device, index: int) -> Any:  # type: ignore[override]
+        out = torch.empty_like(source, memory_format=torch.contiguous_format)
+        rows = source.shape[: source.dim() - len(shape)]
+        rstd = source.new_empty((*rows, *(1 for _ in shape)), dtype=torch.float32)
+        ctx.save_for_backward(source, weight, rstd)
+        ctx.columns, ctx.device, ctx.index = math.prod(shape), device, index
+        return out
 
-@_whole("_fused_rms_norm_backward")
-def _rms_norm_backward(device: Device, index: int, func: Any, args: Any, kwargs: Any) -> Any:
-    gradient, source, shape, weight, wanted = args[0], args[1], args[2], args[4], args[5]
-    out = (
-        torch.empty_like(source) if wanted[0] else None,
-        torch.empty_like(weight) if wanted[1] and weight is not None else None,
-    )
-    _kept(device, index, out)
-    if out[1] is not None:
-        plan = _partial_sums(device, index, gradient, math.prod(shape), 1)
-        if plan is not None:
-            plan.end(out)
-    return out
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        source, weight, _ = ctx.saved_tensors
+        wanted = ctx.needs_input_grad
+        of_source = torch.empty_like(source) if wanted[0] else None
+        of_weight = torch.empty_like(weight) if weight is not None and wanted[2] else None
+        if of_weight is not None:
+            plan = _partial_sums(ctx.device, ctx.index, gradients[0], ctx.columns, 1)
+            if plan is not None:
+                plan.end(None)
+        return of_source, None, of_weight, None, None
 
 
 @_rule("native_group_norm")
@@ -673,23 +676,24 @@ def _elementwise_loss(device: Device, index: int, func: Any, args: Any, kwargs: 
     return full.as_strided((), ())
 
 
-@_rule("huber_loss", "binary_cross_entropy")
+@_rule("huber_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits")
 def _reduced_loss(device: Device, index: int, func: Any, args: Any, kwargs: Any) -> Plan | None:
     """Not reduced first (traced)."""
-    place = 2 if "huber" in func._schema.name else 3
+    name = func._schema.name
+    place, buffers = 2 if "huber" in name else 4 if "logits" in name else 3, 2 if "logits" in name else 1
     how = kwargs.get("reduction", args[place] if len(args) > place else 1)
     if how == 0 or args[0].numel() == 0:
         return None
     sizes = _mean_of(device, index, args[0].numel(), args[0].dtype, how)
-    return Plan(device, index, before=[nbytes(args[0])], after=lambda out: sizes)
+    return Plan(device, index, before=[nbytes(args[0])] * buffers, after=lambda out: sizes)
 
 
-@_whole("mish_backward", "log_sigmoid_forward")
-def _activation(device: Device, index: int, func: Any, args: Any, kwargs: Any) -> Any:
-    """One kernel each; the buffer of log_sigmoid is empty on CUDA."""
+@_whole("log_sigmoid_forward")
+def _log_sigmoid(device: Device, index: int, func: Any, args: Any, kwargs: Any) -> Any:
+    """The buffer is empty on CUDA."""
     out = torch.empty_like(args[0])
     device.keep(out, index)
-    return out if "mish" in func._schema.name else (out, out.new_empty(0))
+    return out, out.new_empty(0)
 
 
 # -- sorting, indexing ---------------------------------------------------------------------------------------------
@@ -710,6 +714,21 @@ def _sort(device: Device, index: int, func: Any, args: Any, kwargs: Any) -> Plan
     if length == count:
         return Plan(device, index, after=lambda out: [count * 8, work])
     return Plan(device, index, after=lambda out: [count * 8, count * 8, (nbytes(source), work)])
+
+
+@_rule("multinomial")
+def _multinomial(device: Device, index: int, func: Any, args: Any, kwargs: Any) -> Plan:
+    """Random numbers of the size of the probabilities (ATen/native/Distributions.cpp)."""
+    return Plan(device, index, after=lambda out: [nbytes(args[0])])
+
+
+@_rule("randperm")
+def _randperm(device: Device, index: int, func: Any, args: Any, kwargs: Any) -> Plan:
+    """Keys, and indices, sorted (ATen/native/cuda/Randperm.cu; traced)."""
+    count = int(args[0])
+    if count < 30_000:
+        return Plan(device, index, after=lambda out: [8, 8 * count, 4 * count, 4 * count])
+    return Plan(device, index, after=lambda out: [8, *[8 * count] * 3, _sort_workspace(count, 8, 8, 64)])
 
 
 _fresh: list[weakref.ref[Any]] = []
@@ -747,8 +766,12 @@ def _index_put(device: Device, index: int, func: Any, args: Any, kwargs: Any) ->
         if count:
             keys = count * 8
             bits = max(1, int(target.numel()) - 1).bit_length()
-            device.temporary([keys, keys], index)
-            device.temporary([keys, keys, keys, keys, _sort_workspace(count, 8, 8, min(bits, 16))], index)
+            for _ in tensors[1:]:
+                device.temporary([keys, keys], index)
+            scaled, linear = device.malloc(keys, index), device.malloc(keys, index)
+            device.free(scaled, index)
+            device.temporary([keys, keys, keys, _sort_workspace(count, 8, 8, min(bits, 16))], index)
+            device.free(linear, index)
     return out
 
 
@@ -1053,6 +1076,18 @@ def _attention(device: Device) -> Callable[..., Any]:
 # -- above autograd ------------------------------------------------------------------------------------------------
 
 
+def _composed(op: Any, *args: Any, **kwargs: Any) -> Any:
+    """An operator as it is composed in C++, which CUDA runs; there may be another composition in Python."""
+    return op._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
+
+
+def _mish_backward(gradient: Any, source: Any) -> Any:
+    """One kernel on CUDA."""
+    if torch.is_grad_enabled():
+        return _composed(aten.mish_backward.default, gradient, source)
+    return torch.empty_like(source)
+
+
 def _dropout(device: Device) -> Callable[..., Any]:
     op = aten.dropout.default
 
@@ -1062,7 +1097,7 @@ def _dropout(device: Device) -> Callable[..., Any]:
             if p == 1:
                 return input * torch.zeros((), dtype=input.dtype, device=input.device)
             return torch.native_dropout(input, p, train)[0]
-        return op.decompose(input, p, train)
+        return _composed(op, input, p, train)
 
     return dropout
 
@@ -1078,7 +1113,7 @@ def _linear(device: Device) -> Callable[..., Any]:
                 return linear(input, weight, bias)
         plain = input.dim() == 2 or (input.dim() > 2 and input.is_contiguous())
         if bias is None or plain or not device.is_here(input):
-            return op.decompose(input, weight, bias)
+            return _composed(op, input, weight, bias)
         return torch.matmul(input, weight.t()).add_(bias)
 
     return linear
@@ -1090,10 +1125,10 @@ def _rms(device: Device) -> Callable[..., Any]:
     def rms_norm(input: Any, normalized_shape: Any, weight: Any = None, eps: Any = None) -> Any:
         """Fused (`rms_norm_symint`, ATen/native/layer_norm.cpp), and in float32 within autocast."""
         if not device.is_here(input):
-            return op.decompose(input, normalized_shape, weight, eps)
+            return _composed(op, input, normalized_shape, weight, eps)
         if device.autocast.on:
             (input, weight), _ = device.autocast.arguments("layer_norm", (input, weight), {})
-        return aten._fused_rms_norm(input, normalized_shape, weight, eps)[0]
+        return _RMSNorm.apply(input, normalized_shape, weight, device, device.index_of(input))  # type: ignore[no-untyped-call]
 
     return rms_norm
 
@@ -1119,8 +1154,8 @@ def overridden(device: Device) -> Iterator[None]:
                     as_ = packet if lower else _FP32_AS.get(packet, packet)
                     args, kwargs = device.autocast.arguments(as_, args, kwargs)
                 with device.autocast.paused():
-                    return op.decompose(*args, **kwargs)
-            return op.decompose(*args, **kwargs)
+                    return _composed(op, *args, **kwargs)
+            return _composed(op, *args, **kwargs)
 
         put(name, run)
 
@@ -1130,6 +1165,7 @@ def overridden(device: Device) -> Iterator[None]:
         put("dropout", _dropout(device))
         put("scaled_dot_product_attention", _attention(device))
         put("linear", _linear(device))
+        put("mish_backward", _mish_backward)
         if hasattr(aten, "_fused_rms_norm"):
             put("rms_norm", _rms(device))
         for name in lists.COMPOSITE_LOWER:

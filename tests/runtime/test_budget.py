@@ -11,7 +11,7 @@ from memlint.errors import BudgetError, MemlintError
 from memlint.runtime.budget import STEPS, WARMUP, Budget, memory_budget, parse_device, parse_tolerance
 
 SIZE = "is no size: write a number of bytes, or text such as '1.5 GiB'"
-DEVICE = "it wants 'auto', 'cpu', 'cuda', 'cuda:0', or another device of torch"
+DEVICE = "it wants 'auto', 'cpu', 'cuda', 'cuda:0', 'virtual:t4', or another device of torch"
 CYCLES = "it wants one of 'warn', 'fail', 'ignore'"
 TOLERANCE = "it wants a tolerance such as '5%'"
 COUNT = "it wants a whole number of steps"
