@@ -1,9 +1,9 @@
 """What CUDA's kernels allocate beside their results, and which of several kernels torch takes.
 
-Three tables. `RULES`: by operator, below autograd, what is allocated before the results, or after them and given back at
-the end of the kernel. What `_whole` marks: operators whose results come in another order, or are others, than on other
-devices. `overridden`: operators for which CUDA goes another way already above autograd (dropout with a saved mask,
-scaled dot product attention, autocast), put in their place while a device is on.
+Three tables. `RULES`: by operator, below autograd, what is allocated before the results, or after them and given back
+at the end of the kernel. What `_whole` marks: operators whose results come in another order, or are others, than on
+other devices. `overridden`: operators for which CUDA goes another way already above autograd (dropout with a saved
+mask, scaled dot product attention, autocast), put in their place while a device is on.
 
 Sources are named beside each rule: files of torch 2.13, and "traced" for what the host code of the published CUDA build
 of 2.13 asks of the allocator. What libraries do inside (cuDNN's workspaces) no source tells: such rules say "model".
@@ -102,9 +102,9 @@ def _whole(*names: str) -> Callable[[Whole], Whole]:
         def run(device: Device, index: int, func: Any, args: Any, kwargs: Any) -> Any:
             tensors: list[torch.Tensor] = []
             virtual._collect(args, tensors)
+            if index >= 0 and len({device.index_of(tensor) for tensor in tensors if tensor.dim()}) > 1:
+                virtual._refuse_mixed(device, tensors)
             if any(not tensor.is_meta for tensor in tensors):
-                if index >= 0:
-                    virtual._refuse_mixed(device, tensors)
                 args, kwargs = tree_map_only(torch.Tensor, virtual._without_data, (args, kwargs))
             del tensors
             return (function if index >= 0 else _plain)(device, index, func, args, kwargs)
@@ -140,7 +140,8 @@ def _channels_last(tensor: torch.Tensor) -> bool:
 def _sort_workspace(count: int, key: int, value: int, bits: int) -> int:
     """Workspace of cub's radix sort of pairs: second buffers, histograms and one look-back state a tile (traced)."""
     passes = _ceil(bits, 8)
-    return _up(count * key, 256) + _up(count * value, 256) + passes * 2048 + 512 + 1024 * _ceil(count, 2816) - 1
+    buffers = _up(count * key, 256) + _up(count * value, 256) if passes > 1 else 0
+    return buffers + passes * 2048 + 512 + 1024 * _ceil(count, 2816) - 1
 
 
 # -- matrix products -----------------------------------------------------------------------------------------------
@@ -386,8 +387,20 @@ def _norms(device: Device, index: int, func: Any, args: Any, kwargs: Any) -> Pla
 
 
 def convolution_workspace(source: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> int:
-    """The workspace of one convolution kernel of cuDNN, in bytes: none that is worth a model."""
-    return 0
+    """A model of the workspace of one kernel of cuDNN, in bytes; nothing documents it.
+
+    Kernels for tensor cores take channels last, so that other layouts are transposed: the input and what comes out,
+    once. For 3x3 windows that keep the size twice that, as for the transforms of Winograd's algorithm. Grouped
+    convolutions and channels last: nothing. The factors were fitted to six processes measured on one RTX 3060 in
+    float32 (the rows "xmem" of benchmarks/virtual_accuracy.py): their median error is 5.5 % with them and 9.2 % with
+    nothing; two layouts and one card are all that they rest on. Small convolutions take other sizes: three in
+    fixtures/traces/cnn_training.json.gz took 82,880, 51,328 and 205,056 bytes.
+    """
+    if _channels_last(source) or int(weight.shape[1]) not in (int(source.shape[1]), int(out.shape[1])):
+        return 0
+    moved = nbytes(source) + nbytes(out)
+    kept = weight[0, 0].numel() == 9 and source.shape[2:] == out.shape[2:]
+    return 2 * moved if kept else moved
 
 
 def _native_depthwise(source: torch.Tensor, weight: torch.Tensor, groups: int, transposed: bool) -> bool:
@@ -405,16 +418,86 @@ def _weight_copy(source: torch.Tensor, weight: torch.Tensor) -> int:
     return nbytes(weight) if _channels_last(source) and not weight.is_contiguous(memory_format=last) else 0
 
 
-@_rule("convolution", "cudnn_convolution")
-def _convolution(device: Device, index: int, func: Any, args: Any, kwargs: Any) -> Plan | None:
-    source, weight = args[0], args[1]
-    if _native_depthwise(source, weight, args[8], bool(args[6])):
-        return None
-    return Plan(
-        device,
-        index,
-        after=lambda out: [_weight_copy(source, weight), convolution_workspace(source, weight, out)],
-    )
+def _without_cudnn(device: Device, source: torch.Tensor, groups: int, transposed: bool) -> bool:
+    """cuDNN convolves in bfloat16 from capability 8.0 on (`ConvParams::use_cudnn`); before, torch unfolds the input."""
+    if source.dtype is not torch.bfloat16 or device.card.capability >= (8, 0):
+        return False
+    return source.dim() == 4 and not transposed and groups != source.shape[1]
+
+
+def _form(source: torch.Tensor, weight: torch.Tensor) -> torch.memory_format:
+    """The memory format that cuDNN works in (`cudnn_conv_suggest_memory_format`)."""
+    if _channels_last(source) or _channels_last(weight):
+        return torch.channels_last if source.dim() == 4 else torch.channels_last_3d
+    return torch.contiguous_format
+
+
+def _unfolded(device: Device, index: int, args: Any, out: torch.Tensor) -> None:
+    """One unfolded image at a time: `slow_conv2d_forward`, ATen/native/cuda/ConvolutionMM2d.cu."""
+    source, weight, groups = args[0], args[1], args[8]
+    columns = int(weight[0].numel() * math.prod(out.shape[2:])) * out.dtype.itemsize
+    if tuple(weight.shape[2:]) == (1, 1) and set(args[3]) == {1} and set(args[4]) == {0}:
+        columns = 0
+    copies = [device.malloc(nbytes(each), index) for each in (source, weight) if not each.is_contiguous()]
+    parts: list[int] = []
+    for _ in range(groups if groups > 1 else 0):
+        part = device.malloc(nbytes(source) // groups, index)
+        parts.append(device.malloc(nbytes(out) // groups, index))
+        device.temporary([columns], index)
+        device.free(part, index)
+    device.keep(out, index)
+    for address in parts:
+        device.free(address, index)
+    if groups == 1:
+        device.temporary([columns], index)
+    for address in reversed(copies):
+        device.free(address, index)
+
+
+def _unfolded_backward(device: Device, index: int, args: Any, out: Any) -> None:
+    """As `_unfolded`; the parts of grouped ones are joined at the end."""
+    gradient, source, weight, groups, wanted = args[0], args[1], args[2], args[9], args[10]
+    columns = int(weight[0].numel() * math.prod(gradient.shape[2:])) * gradient.dtype.itemsize
+    copies = [device.malloc(nbytes(each), index) for each in (source, weight) if not each.is_contiguous()]
+    first, *others = [out[place] if wanted[place] else None for place in (0, 2, 1)]
+    parts: list[int] = []
+    if groups == 1:
+        if first is not None:
+            device.keep(first, index)
+            parts.append(device.malloc(columns, index))
+    else:
+        for _ in range(groups):
+            inputs = [device.malloc(nbytes(each) // groups, index) for each in (source, gradient)]
+            parts += [device.malloc(nbytes(first) // groups, index)] if first is not None else []
+            unfolded = device.malloc(columns, index)
+            parts += [device.malloc(nbytes(each) // groups, index) for each in others if each is not None]
+            for address in (unfolded, *reversed(inputs)):
+                device.free(address, index)
+        if first is not None:
+            device.keep(first, index)
+        others.reverse()
+    for tensor in others:
+        if tensor is not None:
+            device.keep(tensor, index)
+    if first is None and groups == 1:
+        parts.append(device.malloc(columns, index))
+    for address in (*parts, *reversed(copies)):
+        device.free(address, index)
+
+
+@_whole("convolution")
+def _convolution(device: Device, index: int, func: Any, args: Any, kwargs: Any) -> Any:
+    """The result, and then what cuDNN works in."""
+    source, weight, groups, transposed = args[0], args[1], args[8], bool(args[6])
+    out = func(*args, **kwargs)
+    if _without_cudnn(device, source, groups, transposed):
+        _unfolded(device, index, args, out)
+        return out
+    out = out.contiguous(memory_format=_form(source, weight))
+    device.keep(out, index)
+    if not _native_depthwise(source, weight, groups, transposed):
+        device.temporary([_weight_copy(source, weight), convolution_workspace(source, weight, out)], index)
+    return out
 
 
 @_whole("convolution_backward")
@@ -422,22 +505,23 @@ def _convolution_backward(device: Device, index: int, func: Any, args: Any, kwar
     """Gradients in the order in which they are made, each with its workspace, and the sum for the bias."""
     gradient, source, weight, groups, wanted = args[0], args[1], args[2], args[9], args[10]
     out = func(*args, **kwargs)
-    copy = 0
-    if _native_depthwise(source, weight, groups, bool(args[7])):
-        order: tuple[int, ...] = (1, 0)
+    copied = not gradient.is_contiguous(memory_format=_form(source, weight))
+    taken = device.malloc(nbytes(gradient), index) if copied else 0
+    if _without_cudnn(device, source, groups, bool(args[7])):
+        _unfolded_backward(device, index, args, out)
     else:
-        order = (0, 1)
-        copy = _weight_copy(source, weight)
-    workspace = convolution_workspace(source, weight, gradient)
-    for place in order:
-        if wanted[place]:
-            device.keep(out[place], index)
-            if order == (0, 1):
+        native = _native_depthwise(source, weight, groups, bool(args[7]))
+        copy = 0 if native else _weight_copy(source, weight)
+        workspace = 0 if native else convolution_workspace(source, weight, gradient)
+        for place in (1, 0) if native else (0, 1):
+            if wanted[place]:
+                device.keep(out[place], index)
                 device.temporary([copy if place == 0 else 0, workspace], index)
-    if wanted[2]:
-        device.keep(out[2], index)
-        dims = [0, *range(2, gradient.dim())]
-        device.temporary(_staging(device, gradient, dims, "sum"), index)
+        if wanted[2]:
+            device.keep(out[2], index)
+            device.temporary(_staging(device, gradient, [0, *range(2, gradient.dim())], "sum"), index)
+    if taken:
+        device.free(taken, index)
     return out
 
 
@@ -459,7 +543,7 @@ def _tall(source: torch.Tensor) -> bool:
 
 
 def _channel_staging(source: torch.Tensor, values: int) -> list[int]:
-    """`flexible_launch_configs` and the staging of the kernels for channels last (ATen/native/cuda/Normalization.cuh)."""
+    """`flexible_launch_configs` and the staging of kernels for channels last (ATen/native/cuda/Normalization.cuh)."""
     channels = int(source.shape[1])
     rows = source.numel() // max(1, channels)
 
@@ -552,23 +636,32 @@ def _softmax_backward(device: Device, index: int, func: Any, args: Any, kwargs: 
 def _layer_norm_backward(device: Device, index: int, func: Any, args: Any, kwargs: Any) -> Plan | None:
     """Partial sums for weight and bias of tall inputs (`LaunchGammaBetaBackwardCUDAKernel`, layer_norm_kernel.cu)."""
     columns = math.prod(args[2])
-    return _partial_sums(device, index, args[0], columns, 2)
+    gradient, source = args[0], args[1]
+    before = [] if source.is_contiguous() else [nbytes(source)]
+    after = [] if gradient.is_contiguous() else [nbytes(gradient)]
+    return Plan(device, index, before, lambda out: [*after, *_partial_sums(device, gradient, columns, 2)])
 
 
-def _partial_sums(device: Device, index: int, gradient: torch.Tensor, columns: int, results: int) -> Plan | None:
+@_rule("native_layer_norm")
+def _layer_norm(device: Device, index: int, func: Any, args: Any, kwargs: Any) -> Plan | None:
+    """The input is made contiguous first (`layer_norm_cuda`)."""
+    return None if args[0].is_contiguous() else Plan(device, index, before=[nbytes(args[0])])
+
+
+def _partial_sums(device: Device, gradient: torch.Tensor, columns: int, results: int) -> list[int | tuple[int, ...]]:
     rows = gradient.numel() // max(1, columns)
     if rows <= 65536 or columns / 32 >= device.card.multiprocessors / 2:
-        return None
+        return []
     partial = torch.empty(_ceil(rows, 32), columns, dtype=gradient.dtype, device="meta")
     summed = (columns * gradient.dtype.itemsize, *_staging(device, partial, 0, "sum"))
-    return Plan(device, index, after=lambda out: [*[nbytes(partial)] * results, *[summed] * results])
+    return [*[nbytes(partial)] * results, *[summed] * results]
 
 
 class _RMSNorm(torch.autograd.Function):
     """The output and one float a row are kept (`_fused_rms_norm_cuda`, ATen/native/cuda/layer_norm_kernel.cu)."""
 
     @staticmethod
-    def forward(ctx: Any, source: Any, shape: Any, weight: Any, device: Device, index: int) -> Any:  # type: ignore[override]
+    def forward(ctx: Any, source: Any, shape: Any, weight: Any, device: Device, index: int) -> Any:
         out = torch.empty_like(source, memory_format=torch.contiguous_format)
         rows = source.shape[: source.dim() - len(shape)]
         rstd = source.new_empty((*rows, *(1 for _ in shape)), dtype=torch.float32)
@@ -583,9 +676,8 @@ class _RMSNorm(torch.autograd.Function):
         of_source = torch.empty_like(source) if wanted[0] else None
         of_weight = torch.empty_like(weight) if weight is not None and wanted[2] else None
         if of_weight is not None:
-            plan = _partial_sums(ctx.device, ctx.index, gradients[0], ctx.columns, 1)
-            if plan is not None:
-                plan.end(None)
+            partial = _partial_sums(ctx.device, gradients[0], ctx.columns, 1)
+            Plan(ctx.device, ctx.index, after=lambda out: partial).end(None)
         return of_source, None, of_weight, None, None
 
 
@@ -610,6 +702,12 @@ def _group_norm_backward(device: Device, index: int, func: Any, args: Any, kwarg
     return Plan(device, index, after=lambda out: [sums, sums, factors, factors, *scaled])
 
 
+@_rule("embedding")
+def _embedding(device: Device, index: int, func: Any, args: Any, kwargs: Any) -> Plan | None:
+    """Expanded indices are copied."""
+    return None if args[1].is_contiguous() else Plan(device, index, before=[nbytes(args[1])])
+
+
 def _unique_workspace(count: int) -> int:
     return 1023 + 256 * _ceil(count, 5000)
 
@@ -619,11 +717,12 @@ def _embedding_backward(device: Device, index: int, func: Any, args: Any, kwargs
     """Above 3072 indices they are sorted, and partial sums kept a segment (ATen/native/cuda/Embedding.cu; traced)."""
     gradient, indices, rows = args[0], args[1], int(args[2])
     count = indices.numel()
-    if count <= 3072:
-        return None
     keys = count * indices.dtype.itemsize
+    copies = [nbytes(each) for each in (gradient, indices) if not each.is_contiguous()]
+    if count <= 3072:
+        return Plan(device, index, before=copies)
     sort = _sort_workspace(count, indices.dtype.itemsize, indices.dtype.itemsize, max(1, rows - 1).bit_length())
-    return _SegmentSums(device, index, [keys, keys, (keys, sort)], gradient, keys, count, rows)
+    return _SegmentSums(device, index, [*copies, keys, keys, (keys, sort)], gradient, keys, count, rows)
 
 
 class _SegmentSums(Plan):
@@ -744,7 +843,9 @@ def _zeros(device: Device, index: int, func: Any, args: Any, kwargs: Any) -> Pla
     return _Zeros(device, index) if in_backward() else None
 
 
-@_whole("scatter.src", "scatter.value", "scatter_add", "index_add", "index_copy", "masked_scatter", "index_fill.int_Scalar")
+@_whole(
+    "scatter.src", "scatter.value", "scatter_add", "index_add", "index_copy", "masked_scatter", "index_fill.int_Scalar"
+)
 def _scattered(device: Device, index: int, func: Any, args: Any, kwargs: Any) -> Any:
     """Formulas of derivatives write into the zeros that they made; for tensors without data they do not."""
     if in_backward() and not torch.is_grad_enabled() and _fresh and _fresh[0]() is args[0].untyped_storage():
@@ -753,13 +854,17 @@ def _scattered(device: Device, index: int, func: Any, args: Any, kwargs: Any) ->
 
 
 def _index_put(device: Device, index: int, func: Any, args: Any, kwargs: Any) -> Any:
-    """As `_scattered`; and what is accumulated is sorted first (`index_put_with_sort_kernel`, ATen/native/cuda; traced)."""
+    """As `_scattered`; and what is accumulated is sorted first (`index_put_with_sort_kernel`; traced)."""
     target, places = args[0], args[1]
     accumulate = kwargs.get("accumulate", args[3] if len(args) > 3 else False)
     own = func is not aten.index_put.default
     if not own and in_backward() and not torch.is_grad_enabled() and _fresh and target.is_meta:
         own = _fresh[0]() is target.untyped_storage()
-    out = target.detach() if own and func is aten.index_put.default else _index_put_plain(device, index, func, args, kwargs)
+    out = (
+        target.detach()
+        if own and func is aten.index_put.default
+        else _index_put_plain(device, index, func, args, kwargs)
+    )
     if accumulate and index >= 0:
         tensors = [place for place in places if isinstance(place, torch.Tensor)]
         count = math.prod(torch.broadcast_shapes(*(place.shape for place in tensors))) if tensors else 0  # type: ignore[no-untyped-call]
@@ -783,7 +888,9 @@ for _op in (aten.index_put.default, aten.index_put_.default, aten._index_put_imp
 def _packed(tensor: torch.Tensor) -> bool:
     """Whether the elements fill their part of the storage, each once."""
     size = 1
-    for stride, length in sorted((stride, length) for stride, length in zip(tensor.stride(), tensor.shape, strict=True) if length > 1):
+    for stride, length in sorted(
+        (stride, length) for stride, length in zip(tensor.stride(), tensor.shape, strict=True) if length > 1
+    ):
         if stride != size:
             return False
         size *= length
@@ -807,7 +914,7 @@ def _accumulate(device: Device, index: int, func: Any, args: Any, kwargs: Any) -
             and isinstance(second, torch.Tensor)
             and first.shape == second.shape
             and first.dtype is second.dtype
-            and (first._use_count(), sys.getrefcount(first)) == _ONLY_THE_ENGINE
+            and (first._use_count(), sys.getrefcount(first)) == _ONLY_THE_ENGINE  # type: ignore[attr-defined]
             and torch._C._storage_Use_Count(first.untyped_storage()._cdata) <= 2
             and _packed(first)
         ):
@@ -858,14 +965,14 @@ def _flash(device: Device, index: int, func: Any, args: Any, kwargs: Any) -> Any
         splits = _flash_splits(batch, heads, length, key.shape[2], width, device.card.multiprocessors)
         rows = splits * batch * heads * length * 4
         taken = [device.malloc(size, index) for size in ((rows, rows * _rounded_width(width)) if splits > 1 else ())]
-    else:
-        taken = [device.malloc(16, index)]
     out[6] = torch.empty(2, dtype=torch.uint64, device="meta")
     out[7] = torch.empty((), dtype=torch.uint64, device="meta")
     device.keep(out[6], index)
     device.keep(out[7], index)
     if isinstance(out[8], torch.Tensor):
         out[8] = torch.empty(0, dtype=query.dtype, device="meta")
+    if dropout:
+        taken = [device.malloc(16, index)]
     for address in taken:
         device.free(address, index)
     return tuple(out)
@@ -885,7 +992,7 @@ def _flash_backward(device: Device, index: int, func: Any, args: Any, kwargs: An
 def _efficient_workspace(
     batch: int, heads: int, queries: int, keys: int, width: int, half: bool, capability: tuple[int, int]
 ) -> int:
-    """Accumulators of gradients: `AttentionBackwardKernel::Params::workspace_size` (mem_eff_attention/kernel_backward.h).
+    """Accumulators of gradients: `workspace_size` of `AttentionBackwardKernel` (mem_eff_attention/kernel_backward.h).
 
     Tile sizes are those of the kernels for each capability, found by tracing.
     """
@@ -907,6 +1014,7 @@ def _efficient_backward(device: Device, index: int, func: Any, args: Any, kwargs
     gradient, query, key = args[0], args[1], args[2]
     batch, heads, length, width = query.shape
     full = query.dtype is torch.float32
+    copy = 0 if gradient.transpose(1, 2).is_contiguous() else device.malloc(nbytes(gradient), index)
     out = func(*args, **kwargs)
     _kept(device, index, out)
     delta = batch * heads * length * 4
@@ -921,7 +1029,9 @@ def _efficient_backward(device: Device, index: int, func: Any, args: Any, kwargs
         taken = device.malloc(delta, index)
     work = _efficient_workspace(batch, heads, length, key.shape[2], width, not full, device.card.capability)
     device.temporary([work], index)
-    device.free(taken, index)
+    for address in (taken, copy):
+        if address:
+            device.free(address, index)
     return out
 
 
@@ -984,19 +1094,22 @@ def attention_backend(
 def _math_attention(
     query: Any, key: Any, value: Any, mask: Any, dropout: float, causal: bool, scale: Any, grouped: bool
 ) -> Any:
-    """`_scaled_dot_product_attention_math` (ATen/native/transformers/attention.cpp): in float32, the mask added in place."""
+    """`_scaled_dot_product_attention_math` (transformers/attention.cpp): in float32, the mask added in place."""
     dtype = query.dtype
-    if dtype in (torch.float16, torch.bfloat16) and not torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed():
-        query, key, value = query.float(), key.float(), value.float()
+    taken = (query, key, value)
+    if dtype in (torch.float16, torch.bfloat16) and not torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed():  # type: ignore[no-untyped-call]
+        taken = (query.float(), key.float(), value.float())
     factor = math.sqrt(scale if scale is not None else 1 / math.sqrt(query.shape[-1]))
-    query = query * factor
+    scaled = taken[0] * factor
     if causal:
         mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
-        mask = _float_mask(mask, query.dtype)
+        mask = _float_mask(mask, scaled.dtype)
+    _, keys, values = taken  # all three are held until the end
     if grouped:
         repeats = query.shape[-3] // key.shape[-3]
-        key, value = key.repeat_interleave(repeats, -3), value.repeat_interleave(repeats, -3)
-    scores = query @ (key * factor).transpose(-2, -1)
+        keys, values = keys.repeat_interleave(repeats, -3), values.repeat_interleave(repeats, -3)
+    keys = (keys * factor).transpose(-2, -1)
+    scores = scaled @ keys
     if mask is not None:
         scores = scores.add_(mask)
     shares = aten._safe_softmax(scores, -1)
@@ -1004,7 +1117,7 @@ def _math_attention(
     if dropout > 0:
         shares = torch.dropout(shares, dropout, True)
     returned = shares.to(dtype)
-    out = (shares @ value).to(dtype)
+    out = (shares @ values).to(dtype)
     del returned
     return out
 
@@ -1038,9 +1151,7 @@ def _attention(device: Device) -> Callable[..., Any]:
                 query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
             )[0]
         grouped = enable_gqa and query.shape[-3] != key.shape[-3]
-        kind = attention_backend(
-            query, key, value, attn_mask, dropout_p, is_causal, grouped, device.card.capability
-        )
+        kind = attention_backend(query, key, value, attn_mask, dropout_p, is_causal, grouped, device.card.capability)
         grad = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
         if kind == "flash":
             width = query.shape[-1]
