@@ -118,13 +118,15 @@ def train(model, loader, criterion, optimizer):
         store = kept.store
         what = wording.short(flow.text(store.expression))
         holder = store.helper or store.holder_text
-        inner = "" if kept.whole else f" (its `{kept.origin.site.key.lstrip('.')}`)"
+        part = kept.origin.site.key.lstrip(".")
+        inner = "" if kept.whole or not store.tensor or part in ("", "[?]") else f" (its `{part}`)"
         ends = self.ends(flow, holder)
-        advice = (
-            f"Keep `{edits.detached(store.expression, what)}` instead."
-            if kept.whole
-            else "Detach that entry before it is kept."
-        )
+        if kept.whole:
+            advice = f"Keep `{edits.detached(store.expression, what)}` instead."
+        elif inner:
+            advice = "Detach that entry before it is kept."
+        else:
+            advice = "Detach the tensors in it before they are kept."
         message = (
             f"`{wording.short(holder)}` collects `{what}`{inner} with its autograd graph {wording.until(store)}{ends}: "
             f"{wording.cost(kept)}. {advice}"

@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+import libcst as cst
+
 from memlint.lint.flow import Flow
 from memlint.lint.flow.calls import reach
 from memlint.lint.flow.facts import Guard, Life, Store, StoreKind
 from memlint.lint.flow.judge import judge
-from memlint.lint.flow.syntax import names_in
+from memlint.lint.flow.syntax import names_in, walk
 from memlint.lint.flow.values import Grad, Grade, Origin, Source
 from memlint.lint.model import Severity
 from memlint.rules import edits, wording
@@ -73,6 +75,8 @@ class RunningNorm(nn.Module):
             return
         if kept is None and not (self.is_buffer(store) and self.carries_input(flow, store)):
             return
+        if kept is None and self.read_by_a_base(store):
+            return
         what = wording.short(flow.text(store.expression))
         message = (
             f"`{store.holder_text}` takes in `{what}` with its autograd graph {wording.until(store)}: "
@@ -85,6 +89,16 @@ class RunningNorm(nn.Module):
             severity=severity_of(kept) if kept is not None else self.severity,
             fix=edits.detach(store.expression, safe=False),
         )
+
+    @staticmethod
+    def read_by_a_base(store: Store) -> bool:
+        """Whether what the function returns comes from `super().method(...)`, which may read the buffer."""
+        for node, _, _ in store.function.returns.values():
+            for each in walk(node.value) if node.value is not None else ():
+                if isinstance(each, cst.Attribute) and isinstance(each.value, cst.Call):
+                    if isinstance(each.value.func, cst.Name) and each.value.func.value == "super":
+                        return True
+        return False
 
     @staticmethod
     def is_buffer(store: Store) -> bool:

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import libcst as cst
 
 from memlint.lint.flow import Flow
-from memlint.lint.flow.facts import Backward, BackwardKind, FunctionFlow
+from memlint.lint.flow import knowledge as know
+from memlint.lint.flow.facts import Backward, BackwardKind, CallEvent, FunctionFlow
 from memlint.lint.flow.values import EMPTY, Origin, Source
 from memlint.lint.model import Severity
 from memlint.rules import edits
 from memlint.rules.base import Draft, Rule
 
 _GRAPHS = (Source.CALL, Source.MODEL_CALL, Source.LOSS_CALL, Source.ITEM)
+
+
+#: callees that are handed a loss to report it
+_READERS = re.compile(
+    r"log|print|write|add|append|extend|update|record|report|save|track|plot|put|push|reduce|gather|mean|average|item"
+    r"|float|number|format|str|isnan|finite|detach|^step$|^register",
+    re.I,
+)
 
 
 class RetainGraph(Rule):
@@ -50,6 +60,8 @@ def train(model, loader, criterion, optimizer):
             if self.one_of_many(event):
                 yield self.draft(flow, event, every=True)
             elif not open_ends and made and not self.needed(event.function, event, made):
+                if self.handed_on(flow, event):
+                    continue
                 yield self.draft(flow, event, every=False)
 
     def draft(self, flow: Flow, event: Backward, *, every: bool) -> Draft:
@@ -93,6 +105,23 @@ def train(model, loader, criterion, optimizer):
         )
 
     @staticmethod
+    def handed_on(flow: Flow, event: Backward) -> bool:
+        """Whether the loss is given whole to code that is not known, which may differentiate it once more."""
+        function = event.function
+        handed = {o.site for o in event.value.graph}
+        after = [call for call in function.calls.values() if call.order > event.order]
+        if any(handed & {o.site for o in value.graph} for _, value, _ in function.returns.values()):
+            results = list(flow.callers.get(id(function.node), {}).values())
+            handed |= {o.site for call in results for o in call.result.graph}
+            after += flow.calls()
+        return any(
+            any(o.node is call.node for o in call.result.graph)
+            and may_differentiate(call)
+            and any(handed & {o.site for o in value.graph} for value in call.args)
+            for call in after
+        )
+
+    @staticmethod
     def needed(function: FunctionFlow, event: Backward, made: frozenset[Origin]) -> bool:
         """Whether part of the graph is used by another backward, or may be."""
         sites = {origin.site for origin in made}
@@ -119,6 +148,14 @@ def train(model, loader, criterion, optimizer):
                 if {leaf.origin.site for leaf in store.leaves} & inner:
                     return True
         return any({o.site for o in value.graph} & inner for _, value, _ in function.returns.values())
+
+
+def may_differentiate(call: CallEvent) -> bool:
+    """Whether a call is one of code that is not known, and not known to only read the value."""
+    if call.target is not None or call.qualified.startswith("torch."):
+        return False
+    path = call.text.split(".")
+    return not (_READERS.search(path[-1]) or (len(path) > 1 and know.METER_NAME.search(path[-2])))
 
 
 def graph_of(flow: Flow, event: Backward) -> tuple[frozenset[Origin], bool]:

@@ -67,7 +67,7 @@ def fit(model, epochs, train_epoch, validate):
         for function in list(flow.functions):
             for alias in aliases(flow, function):
                 use = self.later_use(flow, function, alias)
-                if use is not None:
+                if use is not None and not copy_that_nobody_trains(flow, function, alias):
                     yield self.draft(flow, alias, use)
 
     def later_use(self, flow: Flow, function: FunctionFlow, alias: Alias) -> cst.CSTNode | None:
@@ -172,6 +172,22 @@ def of_optimizer(call: CallEvent) -> bool:
     """Whether a state_dict is that of an optimizer."""
     tail = receiver_of(call).rsplit(".", 1)[-1]
     return call.callee.kind is Kind.OPTIMIZER or bool(know.OPTIMIZER_NAME.search(tail.lower()))
+
+
+def copy_that_nobody_trains(flow: Flow, function: FunctionFlow, alias: Alias) -> bool:
+    """Whether the model is a deep copy whose parameters are never asked for: no optimizer can hold them."""
+    model = receiver_of(alias.event)
+    made = [each.value for each in assignments(body_of(function.node)) if place(each.target) == model]
+    if model.startswith("self.") and function.cls is not None:
+        made = [node for cls in function.cls.ancestry() for node in cls.assigned.get(model[5:], [])]
+    if not made or not all(isinstance(node, cst.Call) and dotted(node.func).endswith("deepcopy") for node in made):
+        return False
+    for call in flow.calls():
+        if call.text.startswith(f"{model}.") and "parameters" in call.text:
+            return False
+        if trains(call) and any(place(arg.value) == model for arg in call.node.args):
+            return False
+    return True
 
 
 def same(guard: Guard, frame: Frame) -> bool:

@@ -177,3 +177,35 @@ def test_bare_zero_grad_is_right_since_torch_2() -> None:
     text = "def f(m, l, opt):\n    for x in l:\n        opt.zero_grad()\n        m(x).backward()\n        opt.step()\n"
     findings, _ = analyse(SourceFile("case.py", text.encode()), list(all_rules()), AnalysisSettings(Version("2.0")))
     assert not findings
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        'history.append({"loss": loss})',
+        "history.append((loss, 1))",
+        "result = [loss]; history.append(result)",
+        "losses = [loss]; history.extend(losses)",
+        "history = history + [loss, loss]",
+        "history += [loss, loss]",
+        "history.extend(loss for _ in range(2))",
+    ],
+)
+def test_containers_are_not_detached(kept: str) -> None:
+    """Only tensors have a `detach`: what holds tensors gets no such fix and no such advice."""
+    text = f"""
+def train(model, loader, criterion, optimizer):
+    history = []
+    for inputs, targets in loader:
+        optimizer.zero_grad()
+        loss = criterion(model(inputs), targets)
+        loss.backward()
+        optimizer.step()
+        {kept}
+    return history
+"""
+    found = [finding for finding in check(text) if finding.code == "ML102"]
+    assert found
+    for finding in found:
+        assert finding.fix is None
+        assert ".detach()" not in finding.message

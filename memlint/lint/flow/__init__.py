@@ -239,16 +239,21 @@ class Flow:
         if info.cls is not None and LIGHTNING_EVALUATION.match(info.name):
             if info.cls.is_lightning or (info.name.startswith("on_") and info.cls.is_callback):
                 return Grad.OFF
+            if info.cls.has_unknown_base or any(each.name.value == "batch_idx" for each in info.parameters):
+                grad = Grad.MAYBE  # the base, or what it is mixed into, may be Lightning's
         if info.cls is not None and info.name in ("forward", "backward") and info.cls.is_autograd_function:
             return Grad.OFF  # torch/autograd/function.py: "autograd is disabled" in both unless create_graph is given
         for decorator in info.decorators:
             value = interpreter.ev(decorator)
+            maker = interpreter.ev(decorator.func) if isinstance(decorator, cst.Call) else value
             if value.kind is Kind.GRAD_MODE and isinstance(value.info, Grad):
                 grad = value.info
             elif value.kind is Kind.REFERENCE and value.info in know.GRAD_OFF:
                 grad = Grad.OFF
             elif know.MAYBE_OFF.search(dotted(decorator.func if isinstance(decorator, cst.Call) else decorator)):
                 grad = Grad.MAYBE
+            elif isinstance(maker.info, FunctionInfo) and maker.info.speaks_of_modes:
+                grad = Grad.MAYBE  # a decorator of the project's own
         return grad
 
     @staticmethod
@@ -450,7 +455,8 @@ class Flow:
         if cls is None:
             return False
         if function.name == "training_step" and cls.is_lightning:
-            return not any(event.kind is BackwardKind.MANUAL for event in function.backwards)
+            by_hand = any(event.kind is BackwardKind.MANUAL for event in function.backwards)
+            return not by_hand and not cls.optimizes_by_hand
         if function.name == "compute_loss":
             return is_trainer(function)
         if function.name == "get_loss":  # skorch 1.4.0, net.py, `NeuralNet.train_step_single`

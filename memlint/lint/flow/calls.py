@@ -321,6 +321,9 @@ class Calls(Expressions):
         if name == "torch.autograd.grad":
             return self.autograd_grad(node, args)
         values = [arg.value for arg in args]
+        if name in know.CONCATENATIONS and values:
+            for origin in values[0].objects:
+                origin.site.opened = True
         if name.startswith("torch.nn."):
             return self.torch_nn_call(name, node, args, values)
         if know.OPTIMIZER_CLASS.match(name):
@@ -342,6 +345,8 @@ class Calls(Expressions):
             return values[0]
         if name.count(".") > 1 and not name.startswith(("torch.linalg.", "torch.special.", "torch.fft.")):
             return self.opaque(node, args, UNKNOWN, Source.CALL)
+        if name in know.CONVERTING_FUNCTIONS and args and args[0].value.kind in (Kind.CONTAINER, Kind.NUMBER):
+            return Value(Kind.TENSOR)
         if any(arg.keyword == "requires_grad" and known_constant(arg.value) is True for arg in args):
             self.function.asks_grad = True
             return of(self.origin(node, Source.LEAF, name), Kind.TENSOR)
@@ -524,6 +529,9 @@ class Calls(Expressions):
         if name in ("forward", "__call__"):
             return self.call_value(base, node, args)
         # `self.model(x)`: an attribute that is called
+        if name in ("values", "items", "keys", "get", "pop", "append", "extend", "_asdict"):
+            for origin in base.objects:
+                origin.site.opened = True
         callee = self.attribute_of(base, name, func)
         if callee.kind in (Kind.MODULE, Kind.CRITERION, Kind.FUNCTION, Kind.METHOD, Kind.CLASS, Kind.INSTANCE):
             return self.call_value(callee, node, args)
@@ -683,7 +691,8 @@ class Calls(Expressions):
                 content = arg.value
                 if name in know.SPREADING_METHODS and not arg.keyword:
                     content = self.iterate(content, arg.arg)._replace(via=self.vias(content))
-                kept = self.store(StoreKind.COLLECT, node, arg.arg.value, func.value, base, content)
+                spread = name in know.SPREADING_METHODS and not arg.keyword
+                kept = self.store(StoreKind.COLLECT, node, arg.arg.value, func.value, base, content, spread=spread)
                 for holder in base.objects:
                     if name == "update" and not arg.keyword and base.kind is Kind.CONTAINER:
                         self.spread(holder, arg.value, arg.arg)
@@ -737,6 +746,8 @@ class Calls(Expressions):
         held_in: Value,
         content: Value,
         helper: str = "",
+        *,
+        spread: bool = False,
     ) -> Value:
         """Record that `content` is kept, and return it as it will be read back."""
         via = self.vias(content)
@@ -747,7 +758,7 @@ class Calls(Expressions):
         event.path, event.value, event.leaves = self.path, content, leaves
         event.consumed, event.grad, event.order = self.state.consumed, self.state.grad, self.flow.tick()
         event.maybe_consumed = self.state.maybe_consumed
-        event.helper = helper
+        event.helper, event.spread = helper, spread
         event.holders = held_in.objects
         event.bounded = held_in.info == "bounded"
         self.place_holder(event, holder, held_in)
@@ -767,10 +778,14 @@ class Calls(Expressions):
     def place_holder(self, event: Store, holder: cst.BaseExpression, held_in: Value) -> None:
         """Decide where the holder of a store lives, and which loop's iterations it outlives."""
         loops = self.loops
+        inner = isinstance(holder, cst.Subscript)
+        while isinstance(holder, cst.Subscript):  # an entry lives as long as what it is an entry of
+            holder = holder.value
+            held_in = self.ev(holder)
         allocs = [origin for origin in held_in.objects if origin.source is Source.ALLOC]
         event.across = loops[0] if loops else None
         event.holder_node = None
-        root = dotted(holder).split(".")[0]
+        root = root_name(holder)
         if allocs and len(allocs) == len(held_in.objects):
             event.holder_node = allocs[0].node
             if all(self.flow.owner.get(origin.site) is self.function for origin in allocs):
@@ -788,7 +803,7 @@ class Calls(Expressions):
             event.across = outlived[0] if outlived else None
             event.life = Life.LOOP if outlived else Life.ITERATION if loops else Life.CALL
             handed_in = any(origin.source is Source.PARAM for origin in held_in.objects)
-            if handed_in and event.kind is not StoreKind.ACCUMULATE:
+            if handed_in and (inner or event.kind is not StoreKind.ACCUMULATE):
                 event.life = Life.PARAM
             return
         if root in self.params:
@@ -838,9 +853,20 @@ class Calls(Expressions):
             if name not in summary.backwards:
                 for store in self.vias(value):
                     store.passed = True
-        result = self.translate(summary.returns, info, bound, node, "", 0)
+        if info.context_manager:
+            result = self.entered(info)
+        else:
+            result = self.translate(summary.returns, info, bound, node, "", 0)
         self.record(node, callee, result, args, info)
         return result
+
+    @staticmethod
+    def entered(info: FunctionInfo) -> Value:
+        """What `with manager():` does to autograd, where the manager is a generator: its mode at the yields."""
+        modes = set(info.flow.yields.values()) if info.flow is not None else set()
+        if modes <= {Grad.ON}:
+            return UNKNOWN
+        return Value(Kind.GRAD_MODE, info=Grad.OFF if modes == {Grad.OFF} else Grad.MAYBE)
 
     def bind(
         self, info: FunctionInfo, receiver: Value, args: Arguments
@@ -923,6 +949,13 @@ def label_of(node: cst.BaseExpression) -> str:
     if isinstance(node, cst.Subscript):
         return f"{label_of(node.value)}[...]"
     return node.value if isinstance(node, cst.Name) else "(...)"
+
+
+def root_name(node: cst.BaseExpression) -> str:
+    """The name that a path starts with: `a` of `a.b["c"].d`; empty where it starts with something else."""
+    while isinstance(node, (cst.Attribute, cst.Subscript)):
+        node = node.value
+    return node.value if isinstance(node, cst.Name) else ""
 
 
 def _flag(value: Value) -> bool | None:

@@ -395,6 +395,7 @@ class Expressions:
 
     def yielded(self, node: cst.Yield) -> Value:
         """What is yielded is in the hands of the caller."""
+        self.function.yields[id(node)] = self.state.grad
         inner = node.value.item if isinstance(node.value, cst.From) else node.value
         if inner is not None:
             for store in self.vias(self.ev(inner)):
@@ -511,6 +512,7 @@ class Expressions:
                 result = content if result is None else join(result, content)
             else:
                 opaque = True
+                origin.site.opened = True
         if opaque or result is None:
             if value.kind is Kind.TENSOR or not value.direct:
                 fresh = value.derived()

@@ -133,6 +133,8 @@ class Store:
     #: put under a key that each iteration of the innermost loop chooses
     keyed: bool = False
     order: int = 0
+    #: the elements of the expression are put in, not the thing itself (`extend`, `+=`)
+    spread: bool = False
     #: the callee that keeps the value, where a helper or a meter does
     helper: str = ""
     # what becomes of it
@@ -149,6 +151,16 @@ class Store:
     def loops(self) -> tuple[Loop, ...]:
         """The loops around the store."""
         return loops_of(self.path)
+
+    @property
+    def tensor(self) -> bool:
+        """Whether the expression may be one tensor: not what holds tensors, or is opened for its elements."""
+        held = self.value
+        return (
+            not self.spread
+            and held.kind.value != "container"
+            and all(o.source.value != "container" for o in held.graph)
+        )
 
 
 class BackwardKind(enum.Enum):
@@ -278,6 +290,8 @@ class FunctionFlow:
     seen: dict[int, Value] = field(default_factory=dict)
     #: divisions of values that may carry a graph, by place
     divisions: dict[int, Division] = field(default_factory=dict)
+    #: autograd at each `yield`, by place
+    yields: dict[int, Grad] = field(default_factory=dict)
     #: plain assignments to names: by name, then by place
     bindings: dict[str, dict[int, tuple[cst.BaseExpression, Path, Value]]] = field(default_factory=dict)
     #: it asks for gradients itself: autograd.grad, requires_grad_()

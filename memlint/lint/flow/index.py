@@ -6,6 +6,7 @@ This walks statements only, never into expressions, so that it costs a small par
 from __future__ import annotations
 
 import builtins
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,14 @@ if TYPE_CHECKING:
     from memlint.lint.flow.facts import FunctionFlow
     from memlint.lint.flow.summary import Summary
     from memlint.lint.flow.values import Origin, Value
+
+
+#: what switches autograd, by name
+_MODES = re.compile(r"\b(?:no_grad|inference_mode|set_grad_enabled|_set_grad_enabled)\b")
+
+
+#: where bases come from that drive nothing
+_PLAIN_BASES = frozenset(("torch", "abc", "typing", "object", "ABC", "Generic", "Protocol", "nn"))
 
 
 class FunctionInfo:
@@ -44,6 +53,7 @@ class FunctionInfo:
         self.static = "staticmethod" in names
         self.of_class = "classmethod" in names or name in ("__new__", "__init_subclass__", "__class_getitem__")
         self.property = bool(names & {"property", "functools.cached_property", "cached_property"})
+        self.context_manager = any(name.endswith("contextmanager") for name in names)
         self.generator = False
 
     @property
@@ -51,6 +61,11 @@ class FunctionInfo:
         """All parameters in order, without `*args` and `**kwargs`."""
         params = self.node.params
         return [*params.posonly_params, *params.params, *params.kwonly_params]
+
+    @property
+    def speaks_of_modes(self) -> bool:
+        """Whether its code names one of torch's grad modes."""
+        return bool(_MODES.search(self.index.module.code_for_node(self.node)))
 
     @property
     def bound(self) -> bool:
@@ -72,16 +87,26 @@ class ClassInfo:
         self.assigned: dict[str, list[cst.BaseExpression]] = {}
         self.buffers: set[str] = set()
         self._parents: list[ClassInfo] | None = None
+        self._unknown = False
 
     @property
     def parents(self) -> list[ClassInfo]:
         """The bases whose code is known, in this file or another one of the project. Looked up when first asked."""
         if self._parents is None:
             self._parents = []  # while they are looked up: a class is not its own base
-            own = self.index.classes
-            found = (own[name] if name in own else self.index.linked_class(name) for name in self.bases)
-            self._parents = [cls for cls in found if cls is not None and cls is not self]
+            found = {name: self._base(name) for name in self.bases}
+            self._parents = [cls for cls in found.values() if cls is not None and cls is not self]
+            self._unknown = any(cls is None and name.split(".")[0] not in _PLAIN_BASES for name, cls in found.items())
         return self._parents
+
+    def _base(self, name: str) -> ClassInfo | None:
+        own = self.index.classes
+        return own[name] if name in own else self.index.linked_class(name)
+
+    @property
+    def has_unknown_base(self) -> bool:
+        """Whether it builds on a class whose code is not known, those of torch and Python aside."""
+        return any(cls._unknown for cls in list(self.ancestry()))
 
     def ancestry(self) -> Iterator[ClassInfo]:
         """This class and its bases, nearest first."""
@@ -118,6 +143,18 @@ class ClassInfo:
     def is_lightning(self) -> bool:
         """Whether Lightning drives it."""
         return any(name.rsplit(".", 1)[-1] in ("LightningModule",) for name in self.base_names())
+
+    @property
+    def optimizes_by_hand(self) -> bool:
+        """Whether it switches Lightning's automatic optimization off."""
+        return (
+            any(
+                not (isinstance(value, cst.Name) and value.value == "True")
+                for cls in self.ancestry()
+                for value in cls.assigned.get("automatic_optimization", [])
+            )
+            or self.method("automatic_optimization") is not None
+        )
 
     @property
     def is_callback(self) -> bool:

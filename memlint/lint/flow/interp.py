@@ -27,6 +27,7 @@ from memlint.lint.flow.values import (
     NONE,
     NUMBER,
     Grad,
+    Instance,
     Kind,
     Source,
     Value,
@@ -249,8 +250,8 @@ class Interpreter(Calls):
             values.append(value)
             if value.kind is Kind.GRAD_MODE:
                 self.state.grad = value.info if isinstance(value.info, Grad) else Grad.MAYBE
-            elif know.MAYBE_OFF.search(text) and value.kind is not Kind.NUMBER:
-                self.state.grad = self.helper_mode(value, item.item)
+            elif (know.MAYBE_OFF.search(text) and value.kind is not Kind.NUMBER) or self.enters_off(value):
+                self.state.grad = Grad.MAYBE
             if item.asname is not None:
                 bound = value if value.kind is not Kind.GRAD_MODE else NONE
                 self.assign(item.asname.name, bound, None)
@@ -260,9 +261,12 @@ class Interpreter(Calls):
             end.grad = before
         self.resume(end)
 
-    def helper_mode(self, value: Value, node: cst.BaseExpression) -> Grad:
-        """The grad mode inside `with some_helper():` whose name speaks of it."""
-        return Grad.MAYBE
+    @staticmethod
+    def enters_off(value: Value) -> bool:
+        """Whether a context manager of a known class speaks of grad modes."""
+        cls = value.info.cls if isinstance(value.info, Instance) else None
+        enter = cls.method("__enter__") if cls is not None else None
+        return enter is not None and enter.speaks_of_modes
 
     def try_(self, node: cst.Try | cst.TryStar) -> None:
         """A try statement: a handler may start from any point of the body."""
@@ -434,10 +438,11 @@ class Interpreter(Calls):
         if self.state.grad is Grad.OFF and kind is not StoreKind.COLLECT:
             return Value(Kind.TENSOR, via=value.via)
         for part in parts:
-            content = self.ev(part)
+            content, spread = self.ev(part), False
             if kind is StoreKind.COLLECT and content.kind is Kind.CONTAINER:
                 content = self.iterate(content, part)._replace(via=self.vias(content))
-            kept = self.store(kind, node, part, target, old, content)
+                part, spread = only_element(part)
+            kept = self.store(kind, node, part, target, old, content, spread=spread)
             value = value._replace(via=value.via | kept.via)
         return value
 
@@ -500,13 +505,14 @@ class Interpreter(Calls):
     def extended(self, node: cst.AugAssign, old: Value, added: Value) -> None:
         """`list += [x]`."""
         content = added
-        value_node = node.value
+        value_node, spread = only_element(node.value)
         if added.kind is Kind.CONTAINER:
             content = self.iterate(added, node.value)._replace(via=self.vias(added))
-            if isinstance(value_node, (cst.List, cst.Tuple)) and len(value_node.elements) == 1:
-                value_node = value_node.elements[0].value
-        kept = self.store(StoreKind.COLLECT, node, value_node, node.target, old, content)
         holders = old.objects
+        if isinstance(node.value, cst.Tuple) and isinstance(node.target, cst.Name) and old.kind is not Kind.CONTAINER:
+            # what a tuple is added to is one: the name is bound to a new tuple, whoever handed in the old one
+            old, holders = old._replace(graph=EMPTY, direct=False), EMPTY
+        kept = self.store(StoreKind.COLLECT, node, value_node, node.target, old, content, spread=spread)
         for holder in holders:
             self.state.put(holder, ANY, kept, weak=True)
         if not holders and isinstance(node.target, cst.Name):
@@ -639,6 +645,15 @@ class Interpreter(Calls):
             store.passed = True
         if any(origin.source is not Source.ALLOC for origin in value.graph):
             self.store(StoreKind.ASSIGN, target, node, target, self.ev(target.value), value)
+
+
+def only_element(node: cst.BaseExpression) -> tuple[cst.BaseExpression, bool]:
+    """The element of a display of one (and False), or the expression itself: its elements are meant (and True)."""
+    if isinstance(node, (cst.List, cst.Tuple)) and len(node.elements) == 1:
+        element = node.elements[0]
+        if not isinstance(element, cst.StarredElement):
+            return element.value, False
+    return node, True
 
 
 PLAIN_KINDS = (Kind.NUMBER, Kind.NONE)

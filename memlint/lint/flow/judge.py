@@ -39,7 +39,7 @@ class Kept:
     cost: Cost
     #: the backward that freed the saved tensors, where there is one
     freed_by: Backward | None
-    #: the kept expression is the tensor itself, not something that holds it
+    #: the kept expression is the tensor itself, not something that holds it (where it could be detached)
     whole: bool
 
 
@@ -74,7 +74,7 @@ def outlives_iteration(store: Store) -> bool:
 
 
 def _cost(flow: Flow, store: Store, held: Origin, origin: Origin, grade: Grade) -> Kept | None:
-    whole = held is origin
+    whole = held is origin and store.tensor and not is_opened(origin)
     freed_by = freeing_backward(store, origin)
     if freed_by is not None or origin in store.consumed:
         return Kept(store, origin, grade, Cost.NODES, freed_by, whole)
@@ -87,6 +87,12 @@ def _cost(flow: Flow, store: Store, held: Origin, origin: Origin, grade: Grade) 
     if _evaluates(flow, store) or (store.as_number and grade >= Grade.LIKELY and not store.function.backwards):
         return Kept(store, origin, grade, Cost.ACTIVATIONS, None, whole)
     return None
+
+
+def is_opened(origin: Origin) -> bool:
+    """Whether something is used as a container: its elements are taken, by turn or by key."""
+    site = origin.site
+    return site.opened or any(key.startswith(("['", '["')) for key in site.children)
 
 
 def freeing_backward(store: Store, origin: Origin) -> Backward | None:

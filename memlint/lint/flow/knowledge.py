@@ -57,6 +57,16 @@ DETACHING_FUNCTIONS = frozenset(
     """.split()
 ) | frozenset("torch." + name for name in DETACHING_METHODS)
 
+#: Functions that make a new tensor, without a graph, of the numbers in a list, and hand a tensor on, graph and all
+#: (measured on torch 2.13: `torch.Tensor([loss])` and `torch.Tensor(loss)`).
+CONVERTING_FUNCTIONS = frozenset(
+    "torch." + name
+    for name in """
+    Tensor FloatTensor DoubleTensor HalfTensor BFloat16Tensor LongTensor IntTensor ShortTensor CharTensor ByteTensor
+    BoolTensor as_tensor asarray
+    """.split()
+)
+
 #: Functions that only pass their arguments' graphs on.
 PASSING_BUILTINS = frozenset("sum max min abs pow round divmod next iter".split())
 
@@ -103,7 +113,7 @@ GRAD_OFF = frozenset(("torch.no_grad", "torch.inference_mode"))
 GRAD_ON = frozenset(("torch.enable_grad",))
 #: Lightning, accelerate, transformers and torchmetrics helpers are seen by name only: they may switch it off.
 MAYBE_OFF = re.compile(
-    r"no_?grad|inference_?mode|disable_?grad|without_?grad|eval_?mode|evaluating|grad_?enabled", re.I
+    r"no_?grad|inference_?mode|disable_?grad|without_?grad|(?:eval|train(?:ing)?)_?mode|evaluating|grad_?enabled", re.I
 )
 
 #: Container constructors.

@@ -92,6 +92,7 @@ class Origin:
         "label",
         "loops",
         "node",
+        "opened",
         "parents",
         "returned",
         "root",
@@ -129,6 +130,8 @@ class Origin:
         self.term = False
         #: `.detach()` or `.item()` is called on it: it is a tensor
         self.detached = False
+        #: its elements are taken somewhere: it may be no tensor but a container of them
+        self.opened = False
         #: methods called on it
         self.calls: set[str] = set()
 
