@@ -93,9 +93,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if wrong:
         raise pytest.UsageError("\n".join(wrong))
     config.pluginmanager.register(Plugin(config, settings), "memlint-budgets")
-    card = virtual_card(settings.device, settings.fallback)
-    if card is not None:
-        config.pluginmanager.register(SeenAtImport(card), "memlint-virtual")
+    if "virtual" in (settings.device.split(":")[0], settings.fallback.split(":")[0]):
+        config.pluginmanager.register(SeenAtImport(settings.device, settings.fallback), "memlint-virtual")
 
 
 def _settings(config: pytest.Config, wrong: list[str]) -> Settings:
@@ -162,16 +161,19 @@ class SeenAtImport:
     Else `device = "cuda" if torch.cuda.is_available() else "cpu"` at their top would be settled before any test runs.
     """
 
-    def __init__(self, card: str) -> None:
-        self._card = card
+    def __init__(self, device: str, fallback: str) -> None:
+        self._device, self._fallback = device, fallback
 
     @pytest.hookimpl(wrapper=True)
     def pytest_make_collect_report(self, collector: pytest.Collector) -> Iterator[None]:
-        from memlint.virtual.surface import seen
-
         if not isinstance(collector, pytest.Module) or b"memory_budget" not in collector.path.read_bytes():
             return (yield)
-        with seen(self._card):
+        card = virtual_card(self._device, self._fallback)  # imports torch, where it is installed
+        if card is None:
+            return (yield)
+        from memlint.virtual.surface import seen
+
+        with seen(card):
             return (yield)
 
 
