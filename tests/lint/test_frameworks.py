@@ -566,6 +566,21 @@ class Model(pl.LightningModule):
     ),
     Program(
         "lightning.evaluation",
+        "hooks of a callback that builds on another one",
+        """
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+class Keep(ModelCheckpoint):
+    def on_validation_epoch_end(self, trainer, module):
+        kept = []
+        module.eval()
+        for x in self.probes:
+            kept.append(module(x).cpu())
+        self.kept = kept
+""",
+    ),
+    Program(
+        "lightning.evaluation",
         "a method of training and validation keeps outputs of validation only",
         """
 import lightning.pytorch as pl
@@ -2196,6 +2211,28 @@ def train(model, criterion, optimizer, loader):
 """,
     ),
     Program(
+        "ignite.metrics",
+        "metrics on attributes",
+        """
+from ignite.metrics import RunningAverage
+
+class Runner:
+    def __init__(self):
+        self.loss_average = RunningAverage(output_transform=lambda x: x)
+        self.accuracy_average = RunningAverage(output_transform=lambda x: x)
+
+    def train(self, model, criterion, optimizer, loader):
+        for x, y in loader:
+            optimizer.zero_grad()
+            logits = model(x)
+            loss = criterion(logits, y)
+            loss.backward()
+            optimizer.step()
+            self.loss_average.update(loss)
+            self.accuracy_average.update((logits.argmax(1) == y).float().mean().item())
+""",
+    ),
+    Program(
         "ignite.handlers",
         "a handler evaluates: the engine calls it with gradients on",
         """
@@ -2318,6 +2355,21 @@ class Net(NeuralNet):
 """,
     ),
     Program(
+        "skorch.get-loss",
+        "losses of validation are kept",
+        """
+from skorch import NeuralNet
+import torch.nn.functional as F
+
+class Net(NeuralNet):
+    def get_loss(self, y_pred, y_true, X=None, training=False):
+        loss = F.cross_entropy(y_pred, y_true)
+        if not training:
+            self.losses_.append(loss)
+        return loss
+""",
+    ),
+    Program(
         "skorch.validation-step",
         "an override without gradients",
         """
@@ -2414,6 +2466,28 @@ def train(model, criterion, optimizer, loader):
         loss_metric.update(loss)
         accuracy_metric.update((logits.argmax(1) == y).float().mean().item())
     return loss_metric.compute()
+""",
+    ),
+    Program(
+        "torchmetrics.update",
+        "metrics on attributes: a mean of live losses beside a mean of numbers",
+        """
+import torchmetrics
+
+class Runner:
+    def __init__(self):
+        self.loss_metric = torchmetrics.MeanMetric()
+        self.accuracy_metric = torchmetrics.MeanMetric()
+
+    def train(self, model, criterion, optimizer, loader):
+        for x, y in loader:
+            optimizer.zero_grad()
+            logits = model(x)
+            loss = criterion(logits, y)
+            loss.backward()
+            optimizer.step()
+            self.loss_metric.update(loss)
+            self.accuracy_metric.update((logits.argmax(1) == y).float().mean().item())
 """,
     ),
     Program(

@@ -490,6 +490,12 @@ class Flow:
             event = owner.calls.get(id(made.node)) if owner is not None else None
             if event is not None and event.qualified:
                 return event.qualified.split(".")[0]
+        receiver = call.text.rpartition(".")[0]
+        if receiver.startswith("self.") and call.function.cls is not None:
+            for cls in call.function.cls.ancestry():
+                for node in cls.assigned.get(receiver[5:].split(".")[0], []):
+                    if isinstance(node, cst.Call) and (text := dotted(node.func)):
+                        return self.qualify(text, cls.index).split(".")[0]
         return ""
 
     def text(self, node: cst.CSTNode) -> str:

@@ -178,10 +178,16 @@ def nodes(root: cst.CSTNode) -> Iterator[cst.CSTNode]:
         stack += reversed(below)
 
 
+#: what a flag is called that says whether a function is called in training
+_TRAINING_FLAGS = frozenset(("training", "is_training", "train_mode", "is_train"))
+
+
 def runs_in_eval_mode(test: cst.BaseExpression, taken: bool) -> bool:
     """Whether a branch runs only in eval mode: `if not self.training`, the `else` of `if module.training`."""
     while isinstance(test, cst.UnaryOperation) and isinstance(test.operator, cst.Not):
         test, taken = test.expression, not taken
     if isinstance(test, cst.BooleanOperation) and isinstance(test.operator, cst.And) is taken:
         return runs_in_eval_mode(test.left, taken) or runs_in_eval_mode(test.right, taken)
-    return isinstance(test, cst.Attribute) and test.attr.value == "training" and not taken
+    if isinstance(test, cst.Name):
+        return test.value in _TRAINING_FLAGS and not taken
+    return isinstance(test, cst.Attribute) and test.attr.value in _TRAINING_FLAGS and not taken
