@@ -11,7 +11,7 @@ from memlint.lint.flow import Flow
 from memlint.lint.flow.calls import reach
 from memlint.lint.flow.facts import Guard, Life, Store, StoreKind
 from memlint.lint.flow.judge import judge
-from memlint.lint.flow.syntax import names_in, walk
+from memlint.lint.flow.syntax import names_in
 from memlint.lint.flow.values import Grad, Grade, Origin, Source
 from memlint.lint.model import Severity
 from memlint.rules import edits, wording
@@ -92,13 +92,15 @@ class RunningNorm(nn.Module):
 
     @staticmethod
     def read_by_a_base(store: Store) -> bool:
-        """Whether what the function returns comes from `super().method(...)`, which may read the buffer."""
-        for node, _, _ in store.function.returns.values():
-            for each in walk(node.value) if node.value is not None else ():
-                if isinstance(each, cst.Attribute) and isinstance(each.value, cst.Call):
-                    if isinstance(each.value.func, cst.Name) and each.value.func.value == "super":
-                        return True
-        return False
+        """Whether `super().method(...)` is called after the update: it may read the buffer."""
+        return any(
+            call.order > store.order
+            and isinstance(call.node.func, cst.Attribute)
+            and isinstance(call.node.func.value, cst.Call)
+            and isinstance(call.node.func.value.func, cst.Name)
+            and call.node.func.value.func.value == "super"
+            for call in store.function.calls.values()
+        )
 
     @staticmethod
     def is_buffer(store: Store) -> bool:

@@ -115,7 +115,7 @@ def train(model, loader, criterion, optimizer):
             handed |= {o.site for call in results for o in call.result.graph}
             after += flow.calls()
         return any(
-            any(o.node is call.node for o in call.result.graph)
+            (call.target is not None or any(o.node is call.node for o in call.result.graph))
             and may_differentiate(call)
             and any(handed & {o.site for o in value.graph} for value in call.args)
             for call in after
@@ -151,8 +151,10 @@ def train(model, loader, criterion, optimizer):
 
 
 def may_differentiate(call: CallEvent) -> bool:
-    """Whether a call is one of code that is not known, and not known to only read the value."""
-    if call.target is not None or call.qualified.startswith("torch."):
+    """Whether a call is one of code that differentiates, or that is not known (and not known to only read the value)."""
+    if call.target is not None:
+        return call.target.flow is not None and bool(call.target.flow.backwards)
+    if call.qualified.startswith("torch."):
         return False
     path = call.text.split(".")
     return not (_READERS.search(path[-1]) or (len(path) > 1 and know.METER_NAME.search(path[-2])))
