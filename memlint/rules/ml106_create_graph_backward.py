@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import libcst as cst
-
 from memlint.lint.flow import Flow
-from memlint.lint.flow.facts import Backward, BackwardKind, OptimizerCall
+from memlint.lint.flow.facts import Backward, BackwardKind
 from memlint.lint.flow.values import Grad
 from memlint.lint.model import Severity
 from memlint.rules.base import Draft, Rule
@@ -70,10 +68,8 @@ def train(model, loader, criterion, optimizer):
         severity = self.severity
         if event.creates is None:
             severity = Severity.NOTE
-        for call in event.function.optimizer:
-            if call.what is OptimizerCall.ZERO_GRAD and isinstance(call.node, cst.Call) and not call.node.args:
-                # since torch 2.0 this sets the gradients to None
-                severity = Severity.NOTE
+        if any(call.text.endswith("zero_grad") and not call.node.args for call in event.function.calls.values()):
+            severity = Severity.NOTE  # since torch 2.0 this sets the gradients to None
         if severity is self.severity and not event.loops and event.function.is_module:
             severity = Severity.WARNING
         assert event.create is not None

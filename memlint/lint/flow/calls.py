@@ -692,7 +692,10 @@ class Calls(Expressions):
                 if name in know.SPREADING_METHODS and not arg.keyword:
                     content = self.iterate(content, arg.arg)._replace(via=self.vias(content))
                 spread = name in know.SPREADING_METHODS and not arg.keyword
-                kept = self.store(StoreKind.COLLECT, node, arg.arg.value, func.value, base, content, spread=spread)
+                kind = StoreKind.COLLECT
+                if name == "update" and (arg.keyword or not self.makes_keys(arg.arg.value)):
+                    kind = StoreKind.ASSIGN  # the same keys again, as far as can be told
+                kept = self.store(kind, node, arg.arg.value, func.value, base, content, spread=spread)
                 for holder in base.objects:
                     if name == "update" and not arg.keyword and base.kind is Kind.CONTAINER:
                         self.spread(holder, arg.value, arg.arg)
@@ -715,6 +718,17 @@ class Calls(Expressions):
         if name in ("index", "count", "sort", "reverse", "remove", "rotate", "discard"):
             return NUMBER
         return None
+
+    @staticmethod
+    def makes_keys(node: cst.BaseExpression) -> bool:
+        """Whether a dict is displayed with keys that are computed: another one each time."""
+        if isinstance(node, cst.DictComp):
+            return not isinstance(node.key, cst.SimpleString)
+        return isinstance(node, cst.Dict) and any(
+            isinstance(element, cst.DictElement)
+            and not isinstance(element.key, (cst.SimpleString, cst.Integer, cst.ConcatenatedString))
+            for element in node.elements
+        )
 
     def in_place(self, node: cst.Call, func: cst.Attribute, base: Value, args: Arguments) -> None:
         """`x.add_(y)`: the graph of y becomes part of x."""
