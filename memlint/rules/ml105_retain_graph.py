@@ -151,7 +151,7 @@ def train(model, loader, criterion, optimizer):
 
 
 def may_differentiate(call: CallEvent) -> bool:
-    """Whether a call is one of code that differentiates, or that is not known (and not known to only read the value)."""
+    """Whether a call is one of code that differentiates, or of code that is not known and may do more than read."""
     if call.target is not None:
         return call.target.flow is not None and bool(call.target.flow.backwards)
     if call.qualified.startswith("torch."):
