@@ -35,6 +35,9 @@ class ZeroGradKeepsMemory(Rule):
     of torch are supported. memlint takes the oldest supported version from `--target-torch`, the configuration or
     the project's metadata.
 
+    Between forward and backward the call comes too late for that: the forward pass has run beside the gradients,
+    whatever becomes of them (a note).
+
     Code that reads `.grad` after zero_grad() finds None instead of zeros: the fix is unsafe where the file reads it.
     """
 
@@ -67,19 +70,27 @@ def train(model, loader, criterion, optimizer):
         """The finding on one `zero_grad` call."""
         where = wording.short(event.receiver_text)
         given = [arg for arg in event.node.args if arg.keyword is None or arg.keyword.value == "set_to_none"]
+        late = follows_forward(event)
         if given:
-            if isinstance(given[0].value, cst.Name) and given[0].value.value == "False":
-                yield self.finding(
-                    event.node,
-                    f"`{where}.zero_grad(set_to_none=False)` keeps the memory of all gradients during the next forward "
-                    f"pass. Set them to None.",
-                    fix=self.fix(flow, NodeEdit(given[0].value, replace="True")),
-                )
+            if not isinstance(given[0].value, cst.Name) or given[0].value.value != "False":
+                return
+            if late:
+                yield self.late(event, where)
+                return
+            yield self.finding(
+                event.node,
+                f"`{where}.zero_grad(set_to_none=False)` keeps the memory of all gradients during the next forward "
+                f"pass. Set them to None.",
+                fix=self.fix(flow, NodeEdit(given[0].value, replace="True")),
+            )
             return
         if event.node.args:
             return
         oldest = flow.settings.oldest_torch if flow.settings is not None else None
         if oldest is not None and oldest >= DEFAULT_SINCE:
+            return
+        if oldest is not None and late:
+            yield self.late(event, where)
             return
         if oldest is None or oldest < ARGUMENT_SINCE or not between_steps(flow, event):
             known = f"torch {oldest} is supported here" if oldest is not None else "it is not known (--target-torch)"
@@ -101,10 +112,32 @@ def train(model, loader, criterion, optimizer):
             ),
         )
 
+    def late(self, event: OptimizerEvent, where: str) -> Draft:
+        """The note on a call between forward and backward: None or zeros, the forward pass ran beside the gradients."""
+        return self.finding(
+            event.node,
+            f"`{where}.zero_grad()` runs after the forward pass, so that the gradients of the step before lie beside "
+            f"its activations. Call it right after step(), with set_to_none=True (the default since torch 2.0).",
+            severity=Severity.NOTE,
+        )
+
     @staticmethod
     def fix(flow: Flow, edit: NodeEdit) -> DraftFix:
         """Safe where the file never reads `.grad`."""
         return DraftFix("set gradients to None", (edit,), safe=".grad" not in flow.code.replace(".grad_", ""))
+
+
+def follows_forward(event: OptimizerEvent) -> bool:
+    """Whether the loss that is backwarded next is computed already."""
+    calls = event.function.calls
+    for backward in event.function.backwards:
+        if backward.order < event.order or backward.loops != event.loops:
+            continue
+        found = (calls.get(id(origin.site.node)) for origin in backward.value.graph if not origin.old)
+        made = [call for call in found if call is not None]
+        if made and all(call.order < event.order for call in made):
+            return True
+    return False
 
 
 def is_torch(event: OptimizerEvent) -> bool:

@@ -211,6 +211,7 @@ class Flow:
             returns = interpreter.returned
         else:
             interpreter.resume(interpreter.suite(info.node.body, state))
+            interpreter.returned = interpreter.returned or interpreter.given_up
             returns = interpreter.returned if interpreter.returned is not None else NONE
         end = interpreter.return_state or interpreter.state
         summary = Summary(returns, end.fields, end.consumed)

@@ -21,7 +21,7 @@ from memlint.lint.flow.facts import (
 )
 from memlint.lint.flow.index import statements
 from memlint.lint.flow.state import State, merge
-from memlint.lint.flow.syntax import addends, expression, is_periodic, place, walk
+from memlint.lint.flow.syntax import addends, expression, is_periodic, names_in, place, walk
 from memlint.lint.flow.values import (
     EMPTY,
     NONE,
@@ -58,6 +58,8 @@ class Interpreter(Calls):
         self.exits: list[_Exits] = []
         self.dead = False
         self.returned: Value | None = None
+        #: what early returns of odd values give
+        self.given_up: Value | None = None
         self.return_state: State | None = None
         self.raised = False
 
@@ -349,10 +351,25 @@ class Interpreter(Calls):
                 loss = self.field(value, "['loss']", node)
             if loss.graph:
                 self.backward(BackwardKind.FRAMEWORK, node, loss, (), "", node.value)
-        self.returned = value if self.returned is None else join(self.returned, value)
+        if self.gives_up(node):
+            self.given_up = value if self.given_up is None else join(self.given_up, value)
+        else:
+            self.returned = value if self.returned is None else join(self.returned, value)
         merged = merge(self.return_state, self.state)
         self.return_state = merged
         self.dead = True
+
+    def gives_up(self, node: cst.Return) -> bool:
+        """`if loss == 0: return loss`, `if not loss.isfinite(): return loss`: a way out for odd values."""
+        frame = self.path[-1] if self.path else None
+        if not isinstance(node.value, cst.Name) or not isinstance(frame, Guard) or not frame.taken:
+            return False
+        test = frame.test.expression if isinstance(frame.test, cst.UnaryOperation) else frame.test
+        if isinstance(test, cst.Comparison):
+            number = isinstance(test.comparisons[0].comparator, (cst.Integer, cst.Float))
+            return number and isinstance(test.left, cst.Name) and test.left.value == node.value.value
+        odd = isinstance(test, cst.Call) and dotted(test.func).rsplit(".", 1)[-1] in ("isnan", "isinf", "isfinite")
+        return odd and node.value.value in names_in(test)
 
     def delete(self, target: cst.BaseDelTargetExpression) -> None:
         """`del x`, `del x[:]`, `del x[i]`."""
