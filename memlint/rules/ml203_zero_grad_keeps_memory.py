@@ -11,6 +11,7 @@ from packaging.version import Version
 from memlint.lint.flow import Flow
 from memlint.lint.flow import knowledge as know
 from memlint.lint.flow.facts import OptimizerCall, OptimizerEvent
+from memlint.lint.flow.syntax import names_in, walk
 from memlint.lint.flow.values import Instance, Kind, Source
 from memlint.lint.model import Severity
 from memlint.rules import wording
@@ -129,13 +130,16 @@ def train(model, loader, criterion, optimizer):
 
 def follows_forward(event: OptimizerEvent) -> bool:
     """Whether the loss that is backwarded next is computed already."""
-    calls = event.function.calls
-    for backward in event.function.backwards:
+    function = event.function
+    for backward in function.backwards:
         if backward.order < event.order or backward.loops != event.loops:
             continue
-        found = (calls.get(id(origin.site.node)) for origin in backward.value.graph if not origin.old)
-        made = [call for call in found if call is not None]
-        if made and all(call.order < event.order for call in made):
+        made = [(origin.site.base or origin.site).node for origin in backward.value.graph if not origin.old]
+        for name in names_in(backward.root) if backward.root is not None else ():
+            for value, _, _ in function.bindings.get(name, {}).values():
+                made += [node for node in walk(value) if isinstance(node, cst.Call)]
+        orders = [function.calls[id(node)].order for node in made if id(node) in function.calls]
+        if orders and max(orders) < event.order:
             return True
     return False
 
