@@ -12,6 +12,7 @@ from memlint.lint.flow.values import Grad, Grade, Source
 from memlint.lint.model import Severity
 from memlint.rules import wording
 from memlint.rules.base import Draft, DraftFix, NodeEdit, Rule
+from memlint.rules.ml403_volatile_ignored import NO_GRAD_SINCE
 
 
 class EvalWithoutNoGrad(Rule):
@@ -43,6 +44,9 @@ def validate(model, loader, criterion):
     good = bad.replace("def validate", "@torch.no_grad()\ndef validate")
 
     def check(self, flow: Flow) -> Iterator[Draft]:
+        capped = flow.settings.capped_torch if flow.settings is not None else None
+        if capped is not None and capped <= NO_GRAD_SINCE:
+            return
         for function in flow.functions:
             if not function.evals or self.wants_grad(flow, function):
                 continue

@@ -17,8 +17,8 @@ from memlint.lint.model import Severity
 from memlint.rules.base import Draft, Rule
 from memlint.rules.statements import assignments, body_of
 
-#: the version that dropped it (PyTorch 0.4.0 migration guide)
-_IGNORED_SINCE = Version("0.4")
+#: the version that dropped it and brought torch.no_grad (PyTorch 0.4.0 migration guide)
+NO_GRAD_SINCE = Version("0.4")
 _VARIABLE = "torch.autograd.Variable"
 
 
@@ -63,7 +63,7 @@ def validate(loader, model, criterion):
 
     def check(self, flow: Flow) -> Iterator[Draft]:
         capped = flow.settings.capped_torch if flow.settings is not None else None
-        if capped is not None and capped <= _IGNORED_SINCE:
+        if capped is not None and capped <= NO_GRAD_SINCE:
             return  # a project for the versions that knew it
         for function in flow.functions:
             for event in function.calls.values():

@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 from packaging.version import Version
 
-from memlint.lint.torch_version import oldest_torch
+from memlint.lint.analysis import AnalysisSettings, analyse
+from memlint.lint.catalog import all_rules
+from memlint.lint.source import SourceFile
+from memlint.lint.torch_version import capped_torch, oldest_torch
 
 
 def oldest(project: Path, files: dict[str, str], path: str = "a.py") -> str | None:
@@ -116,3 +119,39 @@ def test_versions_compare(project: Path) -> None:
     found = oldest(project, {"requirements.txt": "torch>=1.10\n", "requirements-old.txt": "torch>=1.9\n"})
     assert found is not None
     assert Version(found) < Version("1.10")
+
+
+@pytest.mark.parametrize(
+    ("requirement", "version"),
+    [
+        ("torch<0.4", "0.4"),
+        ("torch>=0.2,<0.4", "0.4"),
+        ("torch==0.3.1", "0.3.1"),
+        ("torch~=0.3.0", None),
+        ("torch>=1.13,<3", "3"),
+        ("torch>=0.2", None),
+        ("torch", None),
+    ],
+)
+def test_the_version_to_stay_below(project: Path, requirement: str, version: str | None) -> None:
+    (project / "requirements.txt").write_text(f"{requirement}\n", encoding="utf-8")
+    found = capped_torch("a.py")
+    assert (None if found is None else str(found)) == version
+
+
+def test_code_for_torch_before_no_grad_is_left_alone(project: Path) -> None:
+    """`Variable(volatile=True)` switched autograd off until 0.4; torch.no_grad came then."""
+    text = """
+from torch.autograd import Variable
+
+def test(net, loader):
+    net.eval()
+    for inputs, targets in loader:
+        outputs = net(Variable(inputs, volatile=True))
+"""
+    source = SourceFile("a.py", text.encode())
+    rules = list(all_rules())
+    found = {f.code for f in analyse(source, rules, AnalysisSettings())[0]}
+    assert {"ML401", "ML403"} <= found
+    old = AnalysisSettings(capped_torch=Version("0.4"))
+    assert not {"ML401", "ML403"} & {f.code for f in analyse(source, rules, old)[0]}

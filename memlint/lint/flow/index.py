@@ -6,6 +6,7 @@ This walks statements only, never into expressions, so that it costs a small par
 from __future__ import annotations
 
 import builtins
+import functools
 import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -62,7 +63,7 @@ class FunctionInfo:
         params = self.node.params
         return [*params.posonly_params, *params.params, *params.kwonly_params]
 
-    @property
+    @functools.cached_property
     def speaks_of_modes(self) -> bool:
         """Whether its code names one of torch's grad modes."""
         return bool(_MODES.search(self.index.module.code_for_node(self.node)))
