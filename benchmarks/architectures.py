@@ -1120,7 +1120,8 @@ ALSO_CALLED = {
 
 def spelled(name: str) -> str:
     """Lower case without separators, but for those between digits: RegNet X has 16GF and 1.6GF."""
-    return re.sub(r"(?<!\d)[^a-z0-9]+|[^a-z0-9]+(?!\d)", "", name.lower())
+    name = name.lower().replace("mobenet", "mobilenet")  # as xMem's tables have it
+    return re.sub(r"(?<!\d)[^a-z0-9]+|[^a-z0-9]+(?!\d)", "", name)
 
 
 def spellings() -> dict[str, str]:

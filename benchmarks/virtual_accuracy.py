@@ -6,7 +6,12 @@
     python benchmarks/virtual_accuracy.py --measure OUT.json    # on a real card: fresh rows of the same shape
 
 A row of the list `t4` is one steady training step after one of warm-up (peaks reset between them): allocated and
-reserved. A row of `xmem` is a whole process, by NVML: predicted is the peak of what is reserved, and the CUDA context.
+reserved. A row of `xmem` is a run of four steps, by NVML: the peak less the first sample. Its programs (public
+repository Stone-ResearchLife/xMem: exp/run.py at 06ab550, `_get_ground_truth`; exp/trainer/__init__.py at 0715122,
+`FastRunner.train_on_gpu`) take that sample when torch.cuda is initialised already, so that the figure holds what the
+allocator reserved and not the CUDA context: predicted is the peak of what is reserved. Batches come from the host in
+each step, and gradients are dropped before backward (exp/trainer/train_loop.py at 0fa57ba, mode 1, the trainer's
+default), or where the row's `zero_grad_mode` says. Three steps are run; the fourth changed no peak that was tried.
 Models are built from transformers' configurations and from `architectures.py`; none is downloaded. Rows whose package
 is not installed are named as not run. The last line says how many rows ran, and the median and worst error; exit 1
 where one of them is past its limit.
@@ -175,6 +180,33 @@ def optimizer_of(name: str, model: torch.nn.Module) -> torch.optim.Optimizer:
     return made(model.parameters(), lr=1e-3)  # type: ignore[no-any-return]
 
 
+def first_steps(row: dict[str, Any]) -> None:
+    """A row of `xmem`: three of the four steps that its programs run."""
+    name = str(row["model"])
+    settings = {"num_classes": 10} if "NetV3" in name or name.lower().startswith("mnas") else {}
+    try:
+        model = architectures.build(name, **settings).to("cuda").train()
+    except KeyError as error:
+        raise NotRun(str(error.args[0])) from None
+    optimizer = optimizer_of(row["optimizer"], model)
+    mode = row.get("zero_grad_mode", 1)
+    images = torch.empty(row["batch"], 3, 86, 86)
+    labels = torch.zeros(row["batch"], dtype=torch.long)
+    for _ in range(3):
+        if mode == 0:
+            optimizer.zero_grad()
+        inputs, targets = images.to("cuda"), labels.to("cuda")
+        outputs = model(inputs)
+        loss = torch.nn.functional.cross_entropy(outputs, targets)
+        if mode in (1, None):
+            optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        torch.max(outputs, 1)
+        if mode == 2:
+            optimizer.zero_grad()
+
+
 def step_of(row: dict[str, Any]) -> Callable[[], None]:
     """The training step of a row."""
     dtypes = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -183,10 +215,10 @@ def step_of(row: dict[str, Any]) -> Callable[[], None]:
     if precision in ("fp16", "bf16"):
         model = model.to(dtypes[precision])
     optimizer = optimizer_of(row["optimizer"], model)
-    batch = int(row["batch_size"] if "batch_size" in row else row["batch"])
+    batch = int(row["batch_size"])
     cast = torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
     if kind == "vision":
-        size = row.get("image_size", 86 if "batch" in row else 224)
+        size = row.get("image_size", 224)
         images = torch.randn(batch, 3, size, size, device="cuda", dtype=dtypes.get(precision, torch.float32))
         labels = torch.randint(0, CLASSES, (batch,), device="cuda")
     else:
@@ -214,22 +246,23 @@ def step_of(row: dict[str, Any]) -> Callable[[], None]:
 
 
 def peaks(row: dict[str, Any], *, whole: bool) -> tuple[int, int]:
-    """Peak allocated and reserved bytes: of the second step, or of the whole run."""
-    step = step_of(row)
-    step()
-    if not whole:
+    """Peak allocated and reserved bytes: of the second step, or of a whole run."""
+    if whole:
+        first_steps(row)
+    else:
+        step = step_of(row)
+        step()
         torch.cuda.reset_peak_memory_stats()
-    step()
+        step()
     return torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
 
 
-def predicted(row: dict[str, Any], *, whole: bool) -> tuple[int, int, int]:
-    """What the virtual device says: allocated, reserved, and with the CUDA context."""
+def predicted(row: dict[str, Any], *, whole: bool) -> tuple[int, int]:
+    """What the virtual device says: allocated and reserved."""
     from memlint.virtual.device import VirtualCuda
 
-    with VirtualCuda(row["gpu"]) as virtual:
-        allocated, reserved = peaks(row, whole=whole)
-        return allocated, reserved, reserved + virtual.device.context
+    with VirtualCuda(row["gpu"]):
+        return peaks(row, whole=whole)
 
 
 def show(table: str, row: dict[str, Any]) -> list[float]:
@@ -242,7 +275,7 @@ def show(table: str, row: dict[str, Any]) -> list[float]:
     name = f"{row['model']} {' '.join(shape)} {row['gpu']}"
     began = time.perf_counter()
     try:
-        allocated, reserved, process = predicted(row, whole=table == "xmem")
+        allocated, reserved = predicted(row, whole=table == "xmem")
     except NotRun as why:
         print(f"{name:58} not run: {why}")
         return []
@@ -251,7 +284,7 @@ def show(table: str, row: dict[str, Any]) -> list[float]:
         return [float("inf")]
     seconds = time.perf_counter() - began
     pairs = (
-        [("process", process, row["nvml_peak_minus_start_bytes"])]
+        [("process", reserved, row["nvml_peak_minus_start_bytes"])]
         if table == "xmem"
         else [("allocated", allocated, row["allocated"]), ("reserved", reserved, row["reserved"])]
     )

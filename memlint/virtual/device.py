@@ -171,6 +171,12 @@ class Device:
         for address in reversed(taken):
             self.free(address, index)
 
+    def attempt(self, nbytes: int, index: int) -> None:
+        """Take memory that a kernel can do without: cuDNN's next plan is tried (`try_configs`, cudnn/Conv_v8.cpp)."""
+        if nbytes:
+            with contextlib.suppress(torch.OutOfMemoryError):
+                self.free(self.malloc(nbytes, index), index)
+
     def workspace(self, kind: str, nbytes: int, index: int) -> None:
         """A workspace that a library keeps: one a kind, thread and stream."""
         thread = "backward" if in_backward() else "forward"

@@ -12,6 +12,7 @@ of 2.13 asks of the allocator. What libraries do inside (cuDNN's workspaces) no 
 from __future__ import annotations
 
 import contextlib
+import enum
 import math
 import sys
 import warnings
@@ -386,21 +387,41 @@ def _norms(device: Device, index: int, func: Any, args: Any, kwargs: Any) -> Pla
 # -- convolutions --------------------------------------------------------------------------------------------------
 
 
-def convolution_workspace(source: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> int:
+class Pass(enum.Enum):
+    """The three kernels of a convolution."""
+
+    FORWARD = "forward"
+    INPUT = "gradient of the input"
+    WEIGHT = "gradient of the weight"
+
+
+#: inputs or outputs of a convolution that has a kernel of its own, as that of an image's colours
+_FIRST_CHANNELS = 4
+_SPLIT_K = 4 * 2**20
+
+
+def convolution_workspace(
+    kernel: Pass, source: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, strided: bool
+) -> int:
     """A model of the workspace of one kernel of cuDNN, in bytes; nothing documents it.
 
-    Kernels for tensor cores take channels last, so that other layouts are transposed: the input and what comes out,
-    once. For 3x3 windows that keep the size twice that, as for the transforms of Winograd's algorithm. Grouped
-    convolutions and channels last: nothing. The factors were fitted to six processes measured on one RTX 3060 in
-    float32 (the rows "xmem" of benchmarks/virtual_accuracy.py): their median error is 5.5 % with them and 9.2 % with
-    nothing; two layouts and one card are all that they rest on. Small convolutions take other sizes: three in
-    fixtures/traces/cnn_training.json.gz took 82,880, 51,328 and 205,056 bytes.
+    Kernels for tensor cores take channels last, so that with other layouts the workspace has room for transposed
+    copies: of input and weight in the forward pass, of input, weight and output in both backward kernels. 1x1 windows
+    without stride take some MiB to split sums. Nothing is said of grouped convolutions, first layers and channels last.
+
+    The rule was read off a record of one training step of a ResNet-101 (batch 300, 3x86x86, float32 with TF32, cuDNN 8)
+    in a notebook of the public repository Stone-ResearchLife/xMem (plot/Figures in Paper.ipynb at 235b5ab): of its 58
+    workspaces for larger windows and strides that were read, it gives 51 within 2 %. There 1x1 windows took copies,
+    too, for the gradient of the weight. With cuDNN 9 they do not seem to: of seven variants this one was chosen by the
+    55 processes measured there with torch 2.6 (docs/virtual.md).
     """
     if _channels_last(source) or int(weight.shape[1]) not in (int(source.shape[1]), int(out.shape[1])):
         return 0
-    moved = nbytes(source) + nbytes(out)
-    kept = weight[0, 0].numel() == 9 and source.shape[2:] == out.shape[2:]
-    return 2 * moved if kept else moved
+    if min(int(weight.shape[0]), int(weight.shape[1])) <= _FIRST_CHANNELS:
+        return 0
+    if weight[0, 0].numel() == 1 and not strided:
+        return _SPLIT_K
+    return nbytes(source) + nbytes(weight) + (0 if kernel is Pass.FORWARD else nbytes(out))
 
 
 def _native_depthwise(source: torch.Tensor, weight: torch.Tensor, groups: int, transposed: bool) -> bool:
@@ -496,7 +517,10 @@ def _convolution(device: Device, index: int, func: Any, args: Any, kwargs: Any) 
     out = out.contiguous(memory_format=_form(source, weight))
     device.keep(out, index)
     if not _native_depthwise(source, weight, groups, transposed):
-        device.temporary([_weight_copy(source, weight), convolution_workspace(source, weight, out)], index)
+        strided = max(args[3]) > 1
+        device.temporary([_weight_copy(source, weight)], index)
+        kernel = Pass.INPUT if transposed else Pass.FORWARD
+        device.attempt(convolution_workspace(kernel, source, weight, out, strided), index)
     return out
 
 
@@ -510,13 +534,23 @@ def _convolution_backward(device: Device, index: int, func: Any, args: Any, kwar
     if _without_cudnn(device, source, groups, bool(args[7])):
         _unfolded_backward(device, index, args, out)
     else:
-        native = _native_depthwise(source, weight, groups, bool(args[7]))
+        transposed = bool(args[7])
+        native = _native_depthwise(source, weight, groups, transposed)
         copy = 0 if native else _weight_copy(source, weight)
-        workspace = 0 if native else convolution_workspace(source, weight, gradient)
+        strided = max(args[4]) > 1
         for place in (1, 0) if native else (0, 1):
             if wanted[place]:
                 device.keep(out[place], index)
-                device.temporary([copy if place == 0 else 0, workspace], index)
+                if native:
+                    continue
+                device.temporary([copy if place == 0 else 0], index)
+                if place == 1:
+                    size = convolution_workspace(Pass.WEIGHT, source, weight, gradient, strided)
+                elif transposed:
+                    size = convolution_workspace(Pass.FORWARD, gradient, weight, source, strided)
+                else:
+                    size = convolution_workspace(Pass.INPUT, source, weight, gradient, strided)
+                device.attempt(size, index)
         if wanted[2]:
             device.keep(out[2], index)
             device.temporary(_staging(device, gradient, [0, *range(2, gradient.dim())], "sum"), index)

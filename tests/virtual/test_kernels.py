@@ -427,7 +427,7 @@ def requests(program: Program, virtual: VirtualCuda) -> list[int]:
 
 @pytest.mark.parametrize(("name", "card"), [(name, card) for name in RECORDED for card in RECORDED[name]])
 def test_requests_as_traced(name: str, card: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "convolution_workspace", lambda source, weight, out: 0)
+    monkeypatch.setattr(kernels, "convolution_workspace", lambda *given: 0)
     with VirtualCuda(card) as virtual:
         assert requests(PROGRAMS[name], virtual) == RECORDED[name][card]
 
@@ -446,3 +446,38 @@ def test_what_a_hook_keeps_is_not_added_into() -> None:
         del h, first, second
         virtual.settle()
         assert virtual.allocator.allocated < before
+
+
+@pytest.mark.parametrize(
+    ("kernel", "source", "weight", "out", "stride", "recorded"),
+    [
+        ("FORWARD", (64, 22), (64, 64, 3), (64, 22), 1, 37_318_672),
+        ("FORWARD", (128, 22), (128, 128, 3), (128, 11), 2, 74_932_240),
+        ("FORWARD", (256, 22), (512, 256, 1), (512, 11), 2, 149_209_104),
+        ("FORWARD", (256, 6), (256, 256, 3), (256, 6), 1, 13_418_512),
+        ("FORWARD", (128, 11), (512, 128, 1), (512, 11), 1, 4_194_304),
+        ("INPUT", (512, 6), (512, 512, 3), (512, 3), 2, 37_085_200),
+        ("INPUT", (128, 22), (128, 128, 3), (128, 11), 2, 93_517_840),
+        ("INPUT", (128, 11), (512, 128, 1), (512, 11), 1, 4_194_304),
+        ("INPUT", (512, 11), (1024, 512, 1), (1024, 6), 2, 120_677_008),
+        ("WEIGHT", (256, 11), (256, 256, 3), (256, 6), 2, 50_589_784),
+        ("WEIGHT", (64, 22), (64, 64, 3), (64, 22), 1, 75_522_512),
+    ],
+)
+def test_workspaces_of_convolutions(
+    kernel: str, source: tuple[int, int], weight: tuple[int, int, int], out: tuple[int, int], stride: int, recorded: int
+) -> None:
+    """As recorded on a card in a step of ResNet-101 with batch 300 (see `convolution_workspace`)."""
+    made = [torch.empty(300, channels, size, size, device="meta") for channels, size in (source, out)]
+    window = torch.empty(*weight, weight[2], device="meta")
+    said = kernels.convolution_workspace(kernels.Pass[kernel], made[0], window, made[1], stride > 1)
+    assert said == pytest.approx(recorded, rel=0.02)
+
+
+def test_a_workspace_that_does_not_fit_is_done_without() -> None:
+    with VirtualCuda("t4", capacity=40 * 2**20) as virtual:
+        layer = nn.Conv2d(64, 64, 3, padding=1, device="cuda")
+        x = torch.zeros(4, 64, 128, 128, device="cuda")  # 16 MiB, and the output
+        layer(x)
+        assert virtual.allocator.reserved <= 40 * 2**20
+        assert torch.cuda.max_memory_allocated() < 40 * 2**20
