@@ -137,9 +137,8 @@ def train(model, loader, criterion, optimizer):
         roots = {o.site for o in event.value.graph}
         inner = sites - roots
         for call in function.calls.values():
-            if call.order > event.order and any(
-                o.source is Source.CALL and o.node is call.node for o in call.result.graph
-            ):
+            opaque = any(o.source is Source.CALL and o.node is call.node for o in call.result.graph)
+            if call.order > event.order and (opaque or (call.target is not None and may_differentiate(call))):
                 given = {o.site for value in call.args for o in value.graph}
                 if given & inner or (given & roots and call.target is not None and call.target.summary is None):
                     return True

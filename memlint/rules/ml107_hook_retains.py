@@ -87,7 +87,8 @@ class Watched(nn.Module):
                     hook = hook_of(flow, event)
                     if hook is not None and id(hook) not in done:
                         done.add(id(hook))
-                        yield from self.keeps(flow, function, hook)
+                        if not made_for_the_call(function, hook, event):
+                            yield from self.keeps(flow, function, hook)
                 elif method == "register_hook" and event.node.args:
                     yield from self.of_itself(flow, function, event)
             yield from self.dropped(flow, function)
@@ -241,6 +242,15 @@ def hook_of(flow: Flow, event: CallEvent) -> FunctionInfo | None:
     if text.startswith("self.") and text.count(".") == 1 and cls is not None:
         return cls.method(text[5:])
     return flow.index.functions.get(text)
+
+
+def made_for_the_call(function: FunctionFlow, hook: FunctionInfo, event: CallEvent) -> bool:
+    """Whether the hook is a method of an object that the registering function makes: what it keeps dies with that."""
+    value = event.args[0]
+    if hook.cls is None or function.is_module or not isinstance(value.info, Method) or event.loops:
+        return False
+    made = value.info.receiver.objects
+    return bool(made) and all(o.site.source is Source.CALL and id(o.site.node) in function.calls for o in made)
 
 
 def closes_over(flow: Flow, hook: FunctionInfo, name: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import libcst as cst
@@ -19,6 +20,10 @@ _HOOKS = {
     "validation_epoch_end": ("validation_step_end", "validation_step"),
     "test_epoch_end": ("test_step_end", "test_step"),
 }
+
+
+#: entries of a result that are numbers, whoever computes them
+_NUMBERS = re.compile(r"loss|acc|metric|score|count|num|size", re.I)
 
 
 class EpochEndOutputs(Rule):
@@ -98,14 +103,14 @@ class Model(pl.LightningModule):
     def whole_batches(step: FunctionInfo) -> str:
         """The entry of a step's result that is as large as a batch: an output of a model, or a part of the batch."""
         summary = step.summary
-        if summary is None:
+        if summary is None or step.name.endswith("_end"):  # what it is given is a result, of any size
             return ""
         value = summary.returns
         if value.kind is not Kind.CONTAINER:
             return ""
         for origin in value.objects:
             for key, content in summary.fields.get(origin, {}).items():
-                if key.startswith("['") and is_batch(step, content):
+                if key.startswith("['") and not _NUMBERS.search(key) and is_batch(step, content):
                     return f"`{wording.short(key[2:-2])}`"
         return ""
 

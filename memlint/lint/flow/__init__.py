@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from memlint.lint.flow import knowledge as know
+from memlint.lint.flow.calls import reach
 from memlint.lint.flow.facts import (
     Backward,
     BackwardKind,
@@ -473,6 +474,16 @@ class Flow:
                     return name
             base = base.base
         return None
+
+    def parameters_behind(self, own: frozenset[Origin], info: FunctionInfo) -> frozenset[str]:
+        """The parameters of `info` whose graphs run into what it returns."""
+        if info.summary is None or not own:
+            return frozenset()
+        found = info.summary.behind.get(own)
+        if found is None:
+            names = (self.parameter_of(origin, info) for origin in reach(own))
+            found = info.summary.behind[own] = frozenset(name for name in names if name is not None)
+        return found
 
     def _given(self, origin: Origin, info: FunctionInfo) -> str | None:
         """The parameter of `info` that an origin is, is part of, or is an element of."""

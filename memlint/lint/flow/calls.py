@@ -939,6 +939,9 @@ class Calls(Expressions):
         origin.parents |= own
         for part in parts:
             origin.parents |= self.expand(part)
+        for name in self.flow.parameters_behind(frozenset(own), info):
+            if name in bound:
+                origin.parents |= self.expand(bound[name][0])
         if summary is not None and own and own <= summary.consumed:
             self.state.consumed |= {origin}
             self.state.maybe_consumed |= {origin}

@@ -483,6 +483,9 @@ class Interpreter(Calls):
         target, operator = node.target, node.operator
         old = self.ev(target)
         added = self.ev(node.value)
+        if isinstance(target, cst.Subscript) and self.ev(target.value).kind is Kind.NUMBER:
+            self.proved_plain(added)  # an array of numpy takes no tensor that requires grad
+            return
         adds = isinstance(operator, (cst.AddAssign, cst.SubtractAssign))
         divided = isinstance(operator, cst.DivideAssign) or (
             isinstance(operator, cst.MultiplyAssign) and known_constant(added) is ...
@@ -596,6 +599,9 @@ class Interpreter(Calls):
     def assign_item(self, target: cst.Subscript, value: Value, node: cst.BaseExpression | None) -> None:
         """`base[key] = value`."""
         base = self.ev(target.value)
+        if base.kind is Kind.NUMBER:
+            self.proved_plain(value)  # an array of numpy takes no tensor that requires grad
+            return
         keys = [self.ev(e.slice.value) for e in target.slice if isinstance(e.slice, cst.Index)]
         sliced = len(keys) != len(target.slice) or len(keys) != 1
         key = "[?]" if sliced else self.key_of(target, keys[0])

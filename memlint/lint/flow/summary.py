@@ -17,6 +17,7 @@ class Summary:
     consumed: origins whose graph a backward has freed by the time it returns.
     backwards: parameters that a backward runs on.
     keeps: parameters that end up in something that outlives the call, and the store that keeps each.
+    behind: parameters whose graphs run into returned origins, found when they are asked for.
     steps, zeroes, runs_backward: whether it steps an optimizer, clears gradients, runs a backward at all.
     """
 
@@ -29,3 +30,4 @@ class Summary:
     zeroes: bool = False
     runs_backward: bool = False
     returns_nothing: bool = False
+    behind: dict[frozenset[Origin], frozenset[str]] = field(default_factory=dict)
