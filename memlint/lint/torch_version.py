@@ -181,14 +181,29 @@ def _lower(text: str) -> Iterator[Version]:
 
 
 def _upper(text: str) -> Iterator[Version]:
-    """The upper bound of a specifier: of several the lowest holds."""
+    """What a specifier stays below: of several bounds the lowest holds. `==0.4.0` stays below 0.4.0.1."""
     try:
         specifiers = SpecifierSet(text)
     except InvalidSpecifier:
         return
-    bounds = [v for s in specifiers if s.operator in ("<", "<=", "==") for v in _version(s.version.removesuffix(".*"))]
+    bounds: list[Version] = []
+    for s in specifiers:
+        version = s.version.removesuffix(".*")
+        if s.operator == "<":
+            bounds += _version(version)
+        elif s.operator in ("<=", "=="):
+            bounds += [Version(f"{found}.1") for found in _version(version)]
+        elif s.operator == "~=":
+            bounds += _compatible(version)
     if bounds:
         yield min(bounds)
+
+
+def _compatible(text: str) -> Iterator[Version]:
+    """What `~=` of a version stays below: 0.4 for 0.3.1."""
+    for version in _version(text):
+        *kept, last, _ = (*version.release, 0) if len(version.release) == 1 else version.release
+        yield Version(".".join(map(str, (*kept, last + 1))))
 
 
 def _version(text: str) -> Iterator[Version]:

@@ -139,7 +139,8 @@ def follows_forward(event: OptimizerEvent) -> bool:
             for value, _, _ in function.bindings.get(name, {}).values():
                 made += [node for node in walk(value) if isinstance(node, cst.Call)]
         orders = [function.calls[id(node)].order for node in made if id(node) in function.calls]
-        if orders and max(orders) < event.order:
+        before = [order for order in orders if order < backward.order]  # it may be bound anew for the log
+        if before and max(before) < event.order:
             return True
     return False
 

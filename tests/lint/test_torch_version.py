@@ -126,8 +126,10 @@ def test_versions_compare(project: Path) -> None:
     [
         ("torch<0.4", "0.4"),
         ("torch>=0.2,<0.4", "0.4"),
-        ("torch==0.3.1", "0.3.1"),
-        ("torch~=0.3.0", None),
+        ("torch==0.3.1", "0.3.1.1"),
+        ("torch==0.4.0", "0.4.0.1"),
+        ("torch<=1.5", "1.5.1"),
+        ("torch~=0.3.0", "0.4"),
         ("torch>=1.13,<3", "3"),
         ("torch>=0.2", None),
         ("torch", None),
