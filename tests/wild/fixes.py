@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-#: a report of memlint on a folder, with further arguments
-Check = Callable[[Path, list[str]], Mapping[str, Any]]
+#: a report of memlint on files and folders, with further options
+Check = Callable[[list[Path], list[str]], Mapping[str, Any]]
 #: lines around a finding that a fix of it may touch, beside the finding's own
 _AROUND = 3
 
@@ -29,14 +29,20 @@ def problems(root: Path, check: Check) -> Iterator[str]:
         for name, options in (("--fix", ["--fix"]), ("--unsafe-fixes", ["--fix", "--unsafe-fixes"])):
             copy = Path(folder) / name.strip("-") / root.name
             shutil.copytree(root, copy)
-            before = by_file(check(copy, options[1:]), copy)
-            check(copy, options)
+            report = check([copy], options[1:])
+            if not any(finding["fixable"] for finding in report["findings"]):
+                continue
+            before = by_file(report, copy)
+            check([copy], options)
             changed = [path for path in sorted(before) if _bytes(copy / path) != _bytes(root / path)]
             others = _others(root, copy, set(before))
             yield from (f"{name}: {path} changed and had no finding" for path in others)
             for path in changed:
                 yield from (f"{name}: {path}: {what}" for what in _of_file(root / path, copy / path, before[path]))
-            after = by_file(check(copy, options[1:]), copy)
+            if not changed:
+                continue
+            files = [copy / path for path in changed]
+            after = by_file(check(files, options[1:]), copy)
             for path in changed:
                 # a report calls a finding fixable if it has any fix; without --unsafe-fixes some stay
                 left = [f for f in after.get(path, []) if f["fixable"] and "--unsafe-fixes" in options]
@@ -44,7 +50,7 @@ def problems(root: Path, check: Check) -> Iterator[str]:
                 came = Counter(f["code"] for f in after.get(path, [])) - Counter(f["code"] for f in before[path])
                 yield from (f"{name}: {path}: {count} new {code}" for code, count in came.items())
             once = {path: _bytes(copy / path) for path in changed}
-            check(copy, options)
+            check(files, options)
             yield from (f"{name}: {path}: fixed again" for path in changed if _bytes(copy / path) != once[path])
 
 

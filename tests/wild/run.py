@@ -284,12 +284,14 @@ def default_tool() -> list[str]:
     return [command]
 
 
-def check(tool: Sequence[str], root: Path, jobs: int | None, more: Sequence[str] = ()) -> dict[str, Any]:
-    """memlint's JSON report on the folder `root`, with `more` options. Raises TroubleError where it gives none."""
+def check(tool: Sequence[str], roots: Sequence[Path], jobs: int | None, more: Sequence[str] = ()) -> dict[str, Any]:
+    """memlint's JSON report on files and folders, with `more` options. Raises TroubleError where it gives none."""
     command = [*tool, "check", "--isolated", "--no-cache", "--select", "ALL", "--output-format", "json", "--exit-zero"]
     command += [*more] if jobs is None else [*more, "--jobs", str(jobs)]
     try:
-        run = subprocess.run([*command, str(root)], capture_output=True, text=True, encoding="utf-8", check=False)
+        run = subprocess.run(
+            [*command, *map(str, roots)], capture_output=True, text=True, encoding="utf-8", check=False
+        )
     except OSError as error:
         raise TroubleError(f"{shlex.join(tool)}: {error}") from error
     try:
@@ -301,7 +303,7 @@ def check(tool: Sequence[str], root: Path, jobs: int | None, more: Sequence[str]
             raise ValueError(f"the report has no {', '.join(sorted(missing))}")
     except ValueError as error:
         said = (run.stderr.strip() or run.stdout.strip() or "nothing").splitlines()[-1]
-        raise TroubleError(f"memlint gave no report on {root} (exit {run.returncode}, {error}): {said}") from error
+        raise TroubleError(f"memlint gave no report on {roots[0]} (exit {run.returncode}, {error}): {said}") from error
     return report
 
 
@@ -612,7 +614,7 @@ def run(options: argparse.Namespace) -> int:
             print(package.label, flush=True)
             continue
         start = time.perf_counter()
-        report = check(tool, root, options.jobs)
+        report = check(tool, [root], options.jobs)
         outcome = judge(package, root, report, labels, time.perf_counter() - start)
         outcomes.append(outcome)
         print(describe(outcome), flush=True)
@@ -641,8 +643,8 @@ def run(options: argparse.Namespace) -> int:
     return 1 if bad_fixes or any(outcome.failed for outcome in outcomes) else 0
 
 
-def _checked(tool: Sequence[str], jobs: int | None, root: Path, more: list[str]) -> dict[str, Any]:
-    return check(tool, root, jobs, more)
+def _checked(tool: Sequence[str], jobs: int | None, roots: list[Path], more: list[str]) -> dict[str, Any]:
+    return check(tool, roots, jobs, more)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
