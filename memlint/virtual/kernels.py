@@ -139,7 +139,12 @@ def _channels_last(tensor: torch.Tensor) -> bool:
 
 
 def _sort_workspace(count: int, key: int, value: int, bits: int) -> int:
-    """Workspace of cub's radix sort of pairs: second buffers, histograms and one look-back state a tile (traced)."""
+    """Workspace of cub's radix sort of pairs: second buffers, histograms and one look-back state a tile (traced).
+
+    What one block of 256 threads holds is sorted without any (`DispatchRadixSort::InvokeSingleTile`), and one byte asked.
+    """
+    if count <= 256 * max(1, 19 * 4 // max(key, value)):
+        return 1
     passes = _ceil(bits, 8)
     buffers = _up(count * key, 256) + _up(count * value, 256) if passes > 1 else 0
     return buffers + passes * 2048 + 512 + 1024 * _ceil(count, 2816) - 1
@@ -887,34 +892,138 @@ def _scattered(device: Device, index: int, func: Any, args: Any, kwargs: Any) ->
     return _plain(device, index, func, args, kwargs)
 
 
-def _index_put(device: Device, index: int, func: Any, args: Any, kwargs: Any) -> Any:
-    """As `_scattered`; and what is accumulated is sorted first (`index_put_with_sort_kernel`; traced)."""
-    target, places = args[0], args[1]
-    accumulate = kwargs.get("accumulate", args[3] if len(args) > 3 else False)
-    own = func is not aten.index_put.default
-    if not own and in_backward() and not torch.is_grad_enabled() and _fresh and target.is_meta:
-        own = _fresh[0]() is target.untyped_storage()
-    out = (
-        target.detach()
-        if own and func is aten.index_put.default
-        else _index_put_plain(device, index, func, args, kwargs)
-    )
-    if accumulate and index >= 0:
-        tensors = [place for place in places if isinstance(place, torch.Tensor)]
-        count = math.prod(torch.broadcast_shapes(*(place.shape for place in tensors))) if tensors else 0  # type: ignore[no-untyped-call]
-        if count:
-            keys = count * 8
-            bits = max(1, int(target.numel()) - 1).bit_length()
-            for _ in tensors[1:]:
-                device.temporary([keys, keys], index)
-            scaled, linear = device.malloc(keys, index), device.malloc(keys, index)
-            device.free(scaled, index)
-            device.temporary([keys, keys, keys, _sort_workspace(count, 8, 8, min(bits, 16))], index)
-            device.free(linear, index)
+def _numbered(device: Device, places: Sequence[Any]) -> list[tuple[torch.Tensor, bool]]:
+    """The indices of an operator, each with whether it is on the CPU; masks are the numbers that they stand for."""
+    found = []
+    for place in places:
+        if isinstance(place, torch.Tensor):
+            on_cpu = not place.is_meta or device.index_of(place) == CPU
+            place = virtual._without_data(place)
+            masked = place.dtype in (torch.bool, torch.uint8)
+            rows = [torch.empty(place.numel(), dtype=torch.int64, device="meta") for _ in range(place.dim())]
+            found += [(row, on_cpu) for row in (rows if masked else [place])]
+    return found
+
+
+def _sought(device: Device, index: int, places: Sequence[Any]) -> list[int]:
+    """The numbers that masks on the device stand for (`expandTensors`); addresses."""
+    masks = [place for place in places if isinstance(place, torch.Tensor) and device.is_here(place)]
+    sizes = [8 * mask.dim() * mask.numel() for mask in masks if mask.dtype in (torch.bool, torch.uint8)]
+    return [device.malloc(size, index) for size in sizes if size]
+
+
+def _brought(device: Device, index: int, places: Sequence[Any]) -> list[int]:
+    """What becomes of indices before a kernel takes them; addresses.
+
+    `make_info` (ATen/native/TensorAdvancedIndexing.cpp): those of the CPU are copied, numbers of 32 bits made longer, and
+    all copied that are not contiguous where their strides differ; traced.
+    """
+    taken = _sought(device, index, places)
+    given = _numbered(device, places)
+    shape = torch.broadcast_shapes(*(tensor.shape for tensor, _ in given))  # type: ignore[no-untyped-call]
+    copies = [device.malloc(nbytes(tensor), index) if on_cpu and tensor.numel() else 0 for tensor, on_cpu in given]
+    ready = [tensor.expand(shape) for tensor, _ in given]
+
+    def replace(at: int) -> None:
+        ready[at] = torch.empty(shape, dtype=torch.int64, device="meta")
+        before, copies[at] = copies[at], device.malloc(8 * ready[at].numel(), index) if ready[at].numel() else 0
+        if before:
+            device.free(before, index)
+
+    for at, tensor in enumerate(ready):
+        if tensor.dtype is torch.int32:
+            replace(at)
+    if len({tensor.stride() for tensor in ready}) > 1:
+        for at, tensor in enumerate(ready):
+            if not tensor.is_contiguous():
+                replace(at)
+    return [*taken, *(address for address in copies if address)]
+
+
+def _indexed(device: Device, index: int, func: Any, args: Any, kwargs: Any) -> Any:
+    taken = _brought(device, index, args[1]) if index >= 0 else []
+    out = _index_plain(device, index, func, args, kwargs)
+    for address in reversed(taken):
+        device.free(address, index)
     return out
 
 
-_index_put_plain: Whole = virtual._SPECIAL[aten.index_put.default]
+def _put_sorted(device: Device, index: int, args: Any, checked: bool) -> None:
+    """What is accumulated is sorted by where it goes (`index_put_with_sort_kernel`, ATen/native/cuda/Indexing.cu; traced).
+
+    checked: whether the indices are looked at for their range, as all are but those of derivatives.
+    """
+    target, places, value = args[0], args[1], args[2]
+    given = _numbered(device, places)
+    shape = torch.broadcast_shapes(*(tensor.shape for tensor, _ in given))  # type: ignore[no-untyped-call]
+    count, keys = math.prod(shape), 8 * math.prod(shape)
+    if not count or not target.numel():
+        return
+    held = _sought(device, index, places)
+    held += [device.malloc(8 * t.numel(), index) for t, on_cpu in given if t.dtype is torch.int32 and not on_cpu]
+    linear = 0
+    for tensor, on_cpu in given:
+        tensor = tensor.expand(shape)
+        if checked and not on_cpu:
+            found = [device.malloc(8, index) for _ in range(2)]
+            copied = tensor.contiguous()
+            copy = 0 if tensor.is_contiguous() else keys
+            device.temporary([copy, *_staging(device, copied, None, "argmax", torch.int64)], index)
+            device.temporary([1], index)
+            device.temporary([1], index)
+            for address in reversed(found):
+                device.free(address, index)
+        wrapped = 0 if on_cpu else device.malloc(keys, index)
+        scaled = device.malloc(keys, index)
+        if wrapped:
+            device.free(wrapped, index)
+        if linear:
+            device.free(scaled, index)
+        else:
+            linear = scaled
+    dims: list[int] = []
+    at = 0
+    for place in places:
+        taken_dims = place.dim() if isinstance(place, torch.Tensor) and place.dtype in (torch.bool, torch.uint8) else 1
+        dims += range(at, at + taken_dims) if isinstance(place, torch.Tensor) else []
+        at += taken_dims
+    adjacent = dims == list(range(dims[0], dims[-1] + 1))
+    others = math.prod(int(target.shape[dim]) for dim in range(target.dim()) if dim not in dims)
+    behind = math.prod(target.shape[dims[-1] + 1 :]) if adjacent else others
+    if value.numel() < count * others or not value.is_contiguous():
+        held.append(device.malloc(count * others * value.dtype.itemsize, index))
+    if not adjacent or not target.is_contiguous():
+        held.append(device.malloc(nbytes(target), index))
+    bits = max(1, (int(target.numel()) - 1) // behind).bit_length()
+    device.temporary([keys, keys, keys, _sort_workspace(count, 8, 8, bits)], index)
+    for address in (*reversed(held), linear):
+        device.free(address, index)
+
+
+def _index_put(device: Device, index: int, func: Any, args: Any, kwargs: Any) -> Any:
+    """As `_scattered`; and what is done with the indices."""
+    target = args[0]
+    accumulate = kwargs.get("accumulate", args[3] if len(args) > 3 else False)
+    unsafe = in_backward() or kwargs.get("unsafe", args[4] if len(args) > 4 else False)
+    own = func is not aten.index_put.default
+    if not own and in_backward() and not torch.is_grad_enabled() and _fresh and target.is_meta:
+        own = _fresh[0]() is target.untyped_storage()
+    out = target.detach() if own and func is aten.index_put.default else None
+    if out is None:
+        out = _index_plain(device, index, func, args, kwargs)
+    if index >= 0:
+        masks = [place for place in args[1] if isinstance(place, torch.Tensor)]
+        fills = len(masks) == 1 and masks[0].dtype in (torch.bool, torch.uint8) and args[2].numel() == 1
+        if accumulate:
+            _put_sorted(device, index, args, not unsafe)
+        elif not fills:  # `canDispatchToMaskedFill`
+            for address in reversed(_brought(device, index, args[1])):
+                device.free(address, index)
+    return out
+
+
+_index_plain: Whole = virtual._SPECIAL[aten.index_put.default]
+virtual._SPECIAL[aten.index.Tensor] = _indexed
 for _op in (aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default):
     virtual._SPECIAL[_op] = _index_put
 

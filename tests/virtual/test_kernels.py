@@ -392,6 +392,22 @@ PROGRAMS: dict[str, Program] = {
     "mish": operator(F.mish, (500, 1000)),
     "gather": operator(lambda x: x.gather(1, whole_numbers(1000, 64)), (1000, 64)),
     "rows by number": operator(lambda x: x[whole_numbers(5000)], (1000, 64)),
+    "rows by few numbers": operator(lambda x: x[whole_numbers(500)], (1000, 64)),
+    "rows by numbers of the CPU": operator(lambda x: x[torch.zeros(500, dtype=torch.long)], (1000, 64)),
+    "rows by short numbers": operator(lambda x: x[whole_numbers(5000).int()], (1000, 64)),
+    "rows of many": operator(lambda x: x[whole_numbers(5000)], (70000, 8)),
+    "entries": operator(lambda x: x[torch.zeros(500, dtype=torch.long), whole_numbers(500)], (1000, 64)),
+    "grid of entries": operator(lambda x: x[whole_numbers(50, 1), whole_numbers(20)], (1000, 64)),
+    "grid by the CPU": operator(lambda x: x[torch.zeros(50, 1, dtype=torch.long), whole_numbers(20)], (1000, 64)),
+    "entries apart": operator(lambda x: x[whole_numbers(500), :, whole_numbers(500)], (300, 40, 8)),
+    "columns by number": operator(lambda x: x[:, :, whole_numbers(500)], (300, 40, 8)),
+    "put": forward(lambda x, y: x.index_put_((whole_numbers(500),), y), (1000, 64), (500, 64)),
+    "put and add": forward(
+        lambda x, y: x.index_put_((whole_numbers(500),), y, accumulate=True), (1000, 64), (500, 64)
+    ),
+    "put and add many": forward(
+        lambda x, y: x.index_put_((whole_numbers(300_000),), y, accumulate=True), (1000, 64), (1, 64)
+    ),
     "sort": operator(lambda x: x.sort()[0], (64, 1000)),
     "top": operator(lambda x: x.topk(5)[0], (64, 1000)),
     "two uses": operator(lambda x: x.sin() + x.exp() + x.cos(), (500, 1000)),
