@@ -55,11 +55,18 @@ class Autocast:
         self._is_here = is_here
         self._cache: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._paused = 0
+        self._seen = False
+
+    def look(self) -> None:
+        """Note whether autocast is on. Within dispatch torch says no, and in inference mode casts are made there."""
+        self._seen = torch.is_autocast_enabled("cuda")
 
     @property
     def on(self) -> bool:
         """Whether autocast is on for CUDA in this thread."""
-        return not self._paused and bool(torch.is_autocast_enabled("cuda"))
+        if self._paused:
+            return False
+        return torch.is_autocast_enabled("cuda") or (self._seen and torch.is_inference_mode_enabled())
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -88,14 +95,15 @@ class Autocast:
         else:
             return args, kwargs
         # C++ evaluates the arguments of the call from the last to the first
-        new_kwargs = {key: self._cast(value, dtype) for key, value in reversed(list(kwargs.items()))}
-        new_args = [self._cast(value, dtype) for value in reversed(args)]
+        new_kwargs = {key: self.cast(value, dtype) for key, value in reversed(list(kwargs.items()))}
+        new_args = [self.cast(value, dtype) for value in reversed(args)]
         return tuple(reversed(new_args)), new_kwargs
 
     def _eligible(self, tensor: torch.Tensor) -> bool:
         return tensor.dtype.is_floating_point and tensor.dtype is not torch.float64 and self._is_here(tensor)
 
-    def _cast(self, value: Any, dtype: torch.dtype) -> Any:
+    def cast(self, value: Any, dtype: torch.dtype) -> Any:
+        """A tensor, or those of a list, as `cached_cast` makes it; all else as it is."""
         if isinstance(value, torch.Tensor):
             if not self._eligible(value) or value.dtype is dtype:
                 return value
@@ -109,7 +117,7 @@ class Autocast:
             self._cache[id(value)] = (value, made)
             return made
         if isinstance(value, (list, tuple)):
-            made_list = [self._cast(item, dtype) for item in value]
+            made_list = [self.cast(item, dtype) for item in value]
             return type(value)(made_list) if type(value) in (list, tuple) else value
         return value
 

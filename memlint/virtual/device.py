@@ -13,6 +13,7 @@ constant was put there. `nonzero`, masks and `unique` find all elements: the mos
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import threading
 import weakref
@@ -78,6 +79,8 @@ class Device:
         #: told of each allocation and free: (action, index, address, nbytes, operator)
         self.listener: Callable[[str, int, int, int, str], None] | None = None
         self.operator = ""
+        #: by operator ("packet" or "packet.overload"): CUDA's way, above autograd
+        self.overrides: dict[str, Callable[..., Any]] = {}
         self._places: dict[int, _Place] = {}
         self._freed: deque[_Ref] = deque()
 
@@ -177,10 +180,10 @@ class Device:
             with contextlib.suppress(torch.OutOfMemoryError):
                 self.free(self.malloc(nbytes, index), index)
 
-    def workspace(self, kind: str, nbytes: int, index: int) -> None:
-        """A workspace that a library keeps: one a kind, thread and stream."""
+    def workspace(self, kind: str, nbytes: int, index: int, *, by_thread: bool = True) -> None:
+        """A workspace that a library keeps: one a kind, thread and stream; or one a kind."""
         thread = "backward" if in_backward() else "forward"
-        key = (index, f"{kind} {thread}", self.stream)
+        key = (index, f"{kind} {thread}", self.stream) if by_thread else (index, kind, 0)
         if key not in self.workspaces:
             self.workspaces.add(key)
             self.malloc(nbytes, index)
@@ -208,6 +211,7 @@ class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, device: Device) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.device = device
+        self._compositions: dict[Any, Callable[..., Any] | None] = {}
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -239,6 +243,11 @@ class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
             index = device.target
         elif index is None or (asked is not None and torch.device(asked).type == "meta" and index < 0):
             index = device.current
+        if torch.is_inference_mode_enabled():
+            composed = self._composed(func)
+            if composed is not None:
+                with self:
+                    return composed(*args, **kwargs)
         device.drain()
         device.operator = func._schema.name
         special = _SPECIAL.get(func)
@@ -252,6 +261,18 @@ class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
             out = self._run(func, index, args, kwargs)
         self._note_values(func, args, out)
         return out
+
+    def _composed(self, func: Any) -> Callable[..., Any] | None:
+        """How an operator is made of others, where it is. In inference mode nothing above has taken it apart."""
+        if func not in self._compositions:
+            name = func._schema.name.removeprefix("aten::")
+            overload = func._schema.overload_name
+            found = self.device.overrides.get(f"{name}.{overload}" if overload else name)
+            key = torch._C.DispatchKey.CompositeImplicitAutograd
+            if found is None and torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key):
+                found = functools.partial(func._op_dk, key)
+            self._compositions[func] = found
+        return self._compositions[func]
 
     def _run(self, func: Any, index: int, args: Any, kwargs: Any) -> Any:
         from memlint.virtual import kernels
@@ -501,6 +522,7 @@ class Functions(TorchFunctionMode):
             tensor.is_cuda.__get__: lambda func, args, kwargs: device.is_here(args[0]),  # type: ignore[attr-defined]
             tensor.is_cpu.__get__: lambda func, args, kwargs: device.shown(args[0]).type == "cpu",  # type: ignore[attr-defined]
             tensor.is_meta.__get__: lambda func, args, kwargs: device.shown(args[0]).type == "meta",  # type: ignore[attr-defined]
+            tensor.data_ptr: self._data_ptr,
             tensor.get_device: lambda func, args, kwargs: _number(device.shown(args[0])),
             tensor.to: self._to,
             tensor.cuda: self._cuda,
@@ -528,6 +550,7 @@ class Functions(TorchFunctionMode):
         if known is not None:
             return known(func, args, kwargs)
         device = self.device
+        device.autocast.look()
         name = getattr(func, "__name__", "")
         if name in CAST and device.autocast.on:
             args, kwargs = device.autocast.arguments(name, args, kwargs)
@@ -614,8 +637,17 @@ class Functions(TorchFunctionMode):
         tensor, value = args
         if tensor.is_meta == value.is_meta:
             return func(tensor, value)
+        gradient = tensor.grad
         torch._C._swap_tensor_impl(tensor, value.detach().requires_grad_(tensor.requires_grad))
+        if gradient is not None:  # it follows: Module._apply sets its data next
+            tensor.grad = torch.empty_like(value)
         return None
+
+    def _data_ptr(self, func: Any, args: Any, kwargs: Any) -> Any:
+        place = self.device.place(args[0])
+        if place is None or not place.address:
+            return func(*args, **kwargs)
+        return place.address + args[0].storage_offset() * args[0].dtype.itemsize
 
     def _cuda(self, func: Any, args: Any, kwargs: Any) -> Any:
         asked = args[1] if len(args) > 1 else kwargs.get("device")
@@ -717,6 +749,7 @@ class VirtualCuda:
         global _active
         if _active is not None:
             raise RuntimeError("a virtual CUDA device is already active")
+        kernels.learn_references(self.device.card)
         with contextlib.ExitStack() as stack:
             stack.enter_context(surface.patched(self.device))
             stack.enter_context(kernels.overridden(self.device))

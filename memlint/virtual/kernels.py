@@ -24,6 +24,7 @@ import torch
 from torch.utils import _foreach_utils
 from torch.utils._pytree import tree_map_only
 
+from memlint.virtual import cards
 from memlint.virtual import device as virtual
 from memlint.virtual.device import CPU, Device, in_backward
 
@@ -141,7 +142,7 @@ def _channels_last(tensor: torch.Tensor) -> bool:
 def _sort_workspace(count: int, key: int, value: int, bits: int) -> int:
     """Workspace of cub's radix sort of pairs: second buffers, histograms and one look-back state a tile (traced).
 
-    What one block of 256 threads holds is sorted without any (`DispatchRadixSort::InvokeSingleTile`), and one byte asked.
+    What one block of 256 threads holds is sorted without (`DispatchRadixSort::InvokeSingleTile`), and one byte asked.
     """
     if count <= 256 * max(1, 19 * 4 // max(key, value)):
         return 1
@@ -915,8 +916,8 @@ def _sought(device: Device, index: int, places: Sequence[Any]) -> list[int]:
 def _brought(device: Device, index: int, places: Sequence[Any]) -> list[int]:
     """What becomes of indices before a kernel takes them; addresses.
 
-    `make_info` (ATen/native/TensorAdvancedIndexing.cpp): those of the CPU are copied, numbers of 32 bits made longer, and
-    all copied that are not contiguous where their strides differ; traced.
+    `make_info` (ATen/native/TensorAdvancedIndexing.cpp): those of the CPU are copied, numbers of 32 bits made longer,
+    and all copied that are not contiguous where their strides differ; traced.
     """
     taken = _sought(device, index, places)
     given = _numbered(device, places)
@@ -949,7 +950,7 @@ def _indexed(device: Device, index: int, func: Any, args: Any, kwargs: Any) -> A
 
 
 def _put_sorted(device: Device, index: int, args: Any, checked: bool) -> None:
-    """What is accumulated is sorted by where it goes (`index_put_with_sort_kernel`, ATen/native/cuda/Indexing.cu; traced).
+    """What is accumulated is sorted by where it goes (`index_put_with_sort_kernel`, ATen/native/cuda/Indexing.cu).
 
     checked: whether the indices are looked at for their range, as all are but those of derivatives.
     """
@@ -957,7 +958,7 @@ def _put_sorted(device: Device, index: int, args: Any, checked: bool) -> None:
     given = _numbered(device, places)
     shape = torch.broadcast_shapes(*(tensor.shape for tensor, _ in given))  # type: ignore[no-untyped-call]
     count, keys = math.prod(shape), 8 * math.prod(shape)
-    if not count or not target.numel():
+    if not given or not count or not target.numel():
         return
     held = _sought(device, index, places)
     held += [device.malloc(8 * t.numel(), index) for t, on_cpu in given if t.dtype is torch.int32 and not on_cpu]
@@ -1040,8 +1041,23 @@ def _packed(tensor: torch.Tensor) -> bool:
     return True
 
 
-#: references from C++ and from Python to a tensor that only the engine holds, as `_accumulate` counts them
-_ONLY_THE_ENGINE = (4, 5)
+def _references(tensor: torch.Tensor) -> tuple[int, int, int]:
+    """References from C++ and from Python to a tensor, and to its storage, as `_accumulate` sees them."""
+    of_storage = torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+    return tensor._use_count(), sys.getrefcount(tensor), of_storage  # type: ignore[attr-defined]
+
+
+#: what `_references` says of a gradient that only the engine holds; it differs by version of torch and Python
+_of_the_engine: list[tuple[int, int, int]] = []
+
+
+def learn_references(card: cards.Card) -> None:
+    """See once how often a gradient is referred to that only the engine holds, by a pass of backward for it."""
+    if _of_the_engine:
+        return
+    with virtual.Operators(Device(card, 1, None, None)), torch.enable_grad(), torch.inference_mode(False):
+        h = torch.empty(1, device="meta", requires_grad=True) * 2
+        torch.autograd.grad(h.sin() + h.exp(), h)
 
 
 @_whole("add.Tensor")
@@ -1057,11 +1073,12 @@ def _accumulate(device: Device, index: int, func: Any, args: Any, kwargs: Any) -
             and isinstance(second, torch.Tensor)
             and first.shape == second.shape
             and first.dtype is second.dtype
-            and (first._use_count(), sys.getrefcount(first)) == _ONLY_THE_ENGINE  # type: ignore[attr-defined]
-            and torch._C._storage_Use_Count(first.untyped_storage()._cdata) <= 2
-            and _packed(first)
         ):
-            return first
+            references = _references(first)
+            if not _of_the_engine:
+                _of_the_engine.append(references)
+            if references == _of_the_engine[0] and _packed(first):
+                return first
     return _plain(device, index, func, args, kwargs)
 
 
@@ -1368,6 +1385,10 @@ def _linear(device: Device) -> Callable[..., Any]:
         plain = input.dim() == 2 or (input.dim() > 2 and input.is_contiguous())
         if bias is None or plain or not device.is_here(input):
             return _composed(op, input, weight, bias)
+        if weight.requires_grad and torch.is_inference_mode_enabled():
+            # the view of the weight knows nothing of gradients here, and `should_fold` (LinearAlgebra.cpp) asks it
+            rows = input.reshape(-1, input.shape[-1])
+            return torch.mm(rows, weight.t()).view(*input.shape[:-1], -1).add_(bias)
         return torch.matmul(input, weight.t()).add_(bias)
 
     return linear
@@ -1391,11 +1412,13 @@ def _rms(device: Device) -> Callable[..., Any]:
 def overridden(device: Device) -> Iterator[None]:
     """CUDA's way of the operators that other devices compose differently, until the end of the block."""
     from memlint.virtual import autocast as lists
+    from memlint.virtual import recurrent
 
     library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
 
     def put(name: str, function: Callable[..., Any]) -> None:
         library.impl(name, function, "AutogradMeta")  # type: ignore[no-untyped-call]
+        device.overrides[name] = function
 
     def cast(name: str, *, lower: bool, place: int | None = None) -> None:
         packet, _, overload = name.partition(".")
@@ -1420,6 +1443,8 @@ def overridden(device: Device) -> Iterator[None]:
         put("scaled_dot_product_attention", _attention(device))
         put("linear", _linear(device))
         put("mish_backward", _mish_backward)
+        for name, override in recurrent.overrides(device).items():
+            put(name, override)
         if hasattr(aten, "_fused_rms_norm"):
             put("rms_norm", _rms(device))
         for name in lists.COMPOSITE_LOWER:

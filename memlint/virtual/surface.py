@@ -130,6 +130,11 @@ def _names(device: Device) -> dict[str, Any]:
     def set_device(asked: Any) -> None:
         device.current = index(asked)
 
+    def exchange_device(asked: int) -> int:
+        before = device.current
+        device.current = asked if asked >= 0 else before
+        return before
+
     def properties(asked: Any = None) -> Properties:
         return Properties(
             name=card.title,
@@ -178,6 +183,8 @@ def _names(device: Device) -> dict[str, Any]:
         "current_device": lambda: device.current,
         "set_device": set_device,
         "device": on_device,
+        "_exchange_device": exchange_device,
+        "_maybe_exchange_device": exchange_device,
         "get_device_name": lambda asked=None: card.title,
         "get_device_capability": lambda asked=None: card.capability,
         "get_device_properties": properties,
@@ -235,6 +242,8 @@ def seen(card: str) -> Iterator[None]:
 @contextlib.contextmanager
 def patched(device: Device) -> Iterator[None]:
     """`torch.cuda` and what asks about it, answered by `device`."""
+    from memlint.virtual import recurrent
+
     names = _names(device)
     clear = torch.clear_autocast_cache
 
@@ -272,8 +281,10 @@ def patched(device: Device) -> Iterator[None]:
         (torch, "load", load_onto),
         (torch, "Generator", Generator),
         (torch.Tensor, "record_stream", lambda tensor, stream: None),
-        # the recurrent layers are composed of other operators here
-        (torch.backends.cudnn, "is_acceptable", lambda tensor: False),
+        (torch.backends.cudnn, "is_acceptable", recurrent.acceptable),
+        (torch.backends.cudnn.rnn, "get_cudnn_mode", lambda mode: recurrent.MODES[mode.lower()]),
+        (torch, "_use_cudnn_rnn_flatten_weight", lambda: True),
+        (torch, "_cudnn_rnn_flatten_weight", recurrent.flattened),
         # a parameter that goes from the CPU to the device stays the object that the optimizer knows
         (torch, "_has_compatible_shallow_copy_type", lambda tensor, other: True),
         (torch.amp.autocast_mode, "is_autocast_available", lambda kind: True),

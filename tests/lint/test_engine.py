@@ -265,7 +265,8 @@ def test_no_more_processes_than_the_work_is_worth(sizes: list[int], wanted: int 
 
 
 SLOW = """
-import sys, time
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have started the tests with it ignored
 from pathlib import Path
 from memlint.lint import pool
 from memlint.lint.engine import check

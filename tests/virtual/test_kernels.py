@@ -8,6 +8,8 @@ real cuDNN tells (the workspaces of convolutions, attention by cuDNN) is left ou
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,17 @@ from memlint.virtual.device import VirtualCuda  # noqa: E402
 from memlint.virtual.kernels import attention_backend, cublas_workspace, reduction  # noqa: E402
 
 MIB = 2**20
+ROOT = Path(__file__).parents[2]
+
+
+def test_a_step_recorded_on_a_card_is_predicted_allocation_by_allocation() -> None:
+    """Forward, backward and optimizer: 6,770 allocations, by size and line, and 5,894 frees between them."""
+    command = [sys.executable, str(ROOT / "benchmarks" / "trace_step.py"), "--least", "1"]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    said = ran.stdout.splitlines()
+    assert said[1] == "allocations by size and line, in order: 6770 of 6770 predicted (100.00%), 0 extra"
+    assert said[2] == "allocations and frees by size, in order: 12664 of 12664 predicted (100.00%), 0 extra"
 
 
 @pytest.mark.parametrize(
@@ -402,9 +415,7 @@ PROGRAMS: dict[str, Program] = {
     "entries apart": operator(lambda x: x[whole_numbers(500), :, whole_numbers(500)], (300, 40, 8)),
     "columns by number": operator(lambda x: x[:, :, whole_numbers(500)], (300, 40, 8)),
     "put": forward(lambda x, y: x.index_put_((whole_numbers(500),), y), (1000, 64), (500, 64)),
-    "put and add": forward(
-        lambda x, y: x.index_put_((whole_numbers(500),), y, accumulate=True), (1000, 64), (500, 64)
-    ),
+    "put and add": forward(lambda x, y: x.index_put_((whole_numbers(500),), y, accumulate=True), (1000, 64), (500, 64)),
     "put and add many": forward(
         lambda x, y: x.index_put_((whole_numbers(300_000),), y, accumulate=True), (1000, 64), (1, 64)
     ),
