@@ -849,7 +849,7 @@ class Calls(Expressions):
     def apply(self, info: FunctionInfo, receiver: Value, node: cst.Call, args: Arguments, callee: Value) -> Value:
         """Call a function of this file: its summary tells what happens."""
         summary = self.flow.summary(info)
-        if summary is None:
+        if summary is None or info.abstract:
             result = self.opaque(node, args, callee, Source.CALL)
             self.record(node, callee, result, args, info)
             return result

@@ -68,6 +68,24 @@ class FunctionInfo:
         """Whether its code names one of torch's grad modes."""
         return bool(_MODES.search(self.index.module.code_for_node(self.node)))
 
+    @functools.cached_property
+    def abstract(self) -> bool:
+        """Whether it is a method that is there to be overridden: what it returns is not told by its code."""
+        if self.cls is None or not isinstance(self.node, cst.FunctionDef):
+            return False
+        if any(dotted(d).rsplit(".", 1)[-1] == "abstractmethod" for d in self.decorators):
+            return True
+        body = [
+            small
+            for part in self.node.body.body
+            for small in (part.body if isinstance(part, cst.SimpleStatementLine) else (part,))
+        ]
+        return isinstance(body[-1], cst.Raise) and all(
+            isinstance(part, cst.Pass | cst.Raise)
+            or (isinstance(part, cst.Expr) and isinstance(part.value, cst.BaseString | cst.Ellipsis))
+            for part in body
+        )
+
     @property
     def bound(self) -> bool:
         """Whether the first parameter is the receiver."""
