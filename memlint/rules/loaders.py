@@ -117,7 +117,20 @@ def workers(call: CallEvent) -> int | None:
     if given is None:
         return None if starred(call.node) else 0
     number = known_constant(given[1])
-    return number if isinstance(number, int) else None
+    if isinstance(number, int):
+        return number
+    return 0 if option_default(call.function, given[0].value) == "0" else None
+
+
+def option_default(function: FunctionFlow, node: cst.BaseExpression) -> str:
+    """What `args.num_workers` is by default, where the module declares the option `--num-workers`; else empty."""
+    if not isinstance(node, cst.Attribute) or function.index is None:
+        return ""
+    declared = re.search(
+        rf"""add_argument\([^)]*?["']--?{node.attr.value.replace("_", "[_-]")}["'][^)]*?\bdefault=(\w+)""",
+        function.index.code,
+    )
+    return declared[1] if declared is not None else ""
 
 
 def data_of(call: CallEvent) -> Value | None:

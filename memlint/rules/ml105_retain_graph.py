@@ -62,9 +62,9 @@ def train(model, loader, criterion, optimizer):
             elif not open_ends and made and not self.needed(event.function, event, made):
                 if self.handed_on(flow, event):
                     continue
-                yield self.draft(flow, event, every=False)
+                yield self.draft(flow, event, every=False, outlives=self.outlives(event, made))
 
-    def draft(self, flow: Flow, event: Backward, *, every: bool) -> Draft:
+    def draft(self, flow: Flow, event: Backward, *, every: bool, outlives: bool = True) -> Draft:
         """The finding."""
         assert event.retain is not None
         if every:
@@ -74,13 +74,19 @@ def train(model, loader, criterion, optimizer):
                 "retain_graph=i < len(losses) - 1."
             )
             return self.finding(event.retain, message)
+        assert isinstance(event.node, cst.Call)
+        fix = edits.remove_argument(event.node, event.retain, "drop retain_graph", safe=self.sure(flow, event))
+        if not outlives:
+            message = (
+                "nothing backwards this graph again: retain_graph=True keeps its activations until the loss and all "
+                "that it was made of are dropped, and what runs till then runs beside them. Drop it."
+            )
+            return self.finding(event.retain, message, severity=Severity.NOTE, fix=fix)
         message = (
             "nothing backwards this graph again: retain_graph=True keeps all its activations until the loss is bound "
             "anew, so the next forward pass runs beside them (about twice the peak). Drop it. If dropping it raises "
             '"backward through the graph a second time", state is carried between iterations: detach that.'
         )
-        assert isinstance(event.node, cst.Call)
-        fix = edits.remove_argument(event.node, event.retain, "drop retain_graph", safe=self.sure(flow, event))
         return self.finding(event.retain, message, fix=fix)
 
     @staticmethod
@@ -89,6 +95,17 @@ def train(model, loader, criterion, optimizer):
         made, _ = graph_of(flow, event)
         calls = {o.site if o.base is None else o.base.site for o in made}
         return all("known module" in o.calls or o.label.startswith("torch.") for o in calls)
+
+    @staticmethod
+    def outlives(event: Backward, made: frozenset[Origin]) -> bool:
+        """Whether the next forward pass may run beside the graph: in a loop, or where part of it is handed out."""
+        function = event.function
+        if event.loops:
+            return True
+        sites = {origin.site for origin in made}
+        if any({o.site for o in value.graph} & sites for _, value, _ in function.returns.values()):
+            return True
+        return any({leaf.origin.site for leaf in store.leaves} & sites for store in function.stores)
 
     @staticmethod
     def one_of_many(event: Backward) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import libcst as cst
 
 from memlint.lint.flow import Flow
-from memlint.lint.flow.facts import CallEvent, FunctionFlow
+from memlint.lint.flow.facts import CallEvent, FunctionFlow, Loop
 from memlint.lint.flow.index import FunctionInfo
 from memlint.lint.flow.syntax import names_in
 from memlint.lint.flow.values import Grad, Kind, Method, Origin, Source, Value
@@ -143,7 +143,7 @@ class Watched(nn.Module):
             return
         if not rest and store.holder_node is not None and store.holder_node is not flow.module:
             growing = self.called_in_loop(function)
-            if growing is None:
+            if growing is None or made_in(hook, holder, growing.loops[-1]):
                 return
             where = f"from every call in {wording.loop_name(growing.loops[-1])}"
         else:
@@ -251,6 +251,12 @@ def made_for_the_call(function: FunctionFlow, hook: FunctionInfo, event: CallEve
         return False
     made = value.info.receiver.objects
     return bool(made) and all(o.site.source is Source.CALL and id(o.site.node) in function.calls for o in made)
+
+
+def made_in(hook: FunctionInfo, name: str, loop: Loop) -> bool:
+    """Whether each iteration of a loop makes what `name` stands for in a nested function anew."""
+    value = (hook.closure or {}).get(name)
+    return value is not None and bool(value.objects) and all(loop in origin.loops for origin in value.objects)
 
 
 def closes_over(flow: Flow, hook: FunctionInfo, name: str) -> bool:

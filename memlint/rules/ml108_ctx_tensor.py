@@ -9,6 +9,7 @@ import libcst as cst
 from memlint.lint.flow import Flow
 from memlint.lint.flow import knowledge as know
 from memlint.lint.flow.index import ClassInfo, FunctionInfo
+from memlint.lint.flow.syntax import nodes
 from memlint.lint.flow.values import Kind
 from memlint.lint.imports import dotted
 from memlint.lint.model import Severity
@@ -68,7 +69,7 @@ class Exp(torch.autograd.Function):
     def kept(self, cls: ClassInfo, info: FunctionInfo, forward: _Forward) -> Iterator[Draft]:
         """Stores on ctx of something that is returned."""
         for where, node in forward.outputs():
-            if self.no_tensor(info, node):
+            if self.no_tensor(info, node) or saved_otherwise(info, node):
                 continue
             backward = cls.methods.get("backward")
             cleared = backward is not None and clears(backward, where)
@@ -87,6 +88,21 @@ class Exp(torch.autograd.Function):
         """Whether the flow model knows that the kept thing is no tensor."""
         value = info.flow.seen.get(id(node)) if info.flow is not None else None
         return value is not None and value.kind in _NOT_TENSORS
+
+
+def saved_otherwise(info: FunctionInfo, node: cst.Name) -> bool:
+    """Whether the other branch of an `if` around a store saves the same name for backward: its author knows."""
+    for each in body_of(info):
+        if not isinstance(each, cst.If) or each.orelse is None:
+            continue
+        inside = [any(item is node for item in nodes(part)) for part in (each.body, each.orelse)]
+        if inside[0] is inside[1]:
+            continue
+        for call in nodes(each.orelse if inside[0] else each.body):
+            if isinstance(call, cst.Call) and dotted(call.func).endswith(".save_for_backward"):
+                if any(dotted(arg.value) == node.value for arg in call.args):
+                    return True
+    return False
 
 
 class _Forward:

@@ -80,7 +80,8 @@ class Net(nn.Module):
                 called = decorator.func if isinstance(decorator, cst.Call) else decorator
                 if flow.qualify(dotted(called)) not in _CACHES or f"{info.name}.cache_clear" in flow.code:
                     continue
-                if info.bound and info.cls is not None:
+                first = info.parameters[0].name.value if info.parameters else ""
+                if info.bound and info.cls is not None and (info.of_class or first.strip("_") in ("self", "this")):
                     yield from self.method(flow, info, info.cls, decorator)
                 else:
                     yield from self.function(flow, info, decorator)

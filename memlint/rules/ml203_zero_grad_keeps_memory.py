@@ -10,9 +10,9 @@ from packaging.version import Version
 
 from memlint.lint.flow import Flow
 from memlint.lint.flow import knowledge as know
-from memlint.lint.flow.facts import OptimizerCall, OptimizerEvent
+from memlint.lint.flow.facts import Backward, CallEvent, FunctionFlow, OptimizerCall, OptimizerEvent
 from memlint.lint.flow.syntax import names_in, walk
-from memlint.lint.flow.values import Instance, Kind, Source
+from memlint.lint.flow.values import Instance, Kind, Origin, Source, Value
 from memlint.lint.model import Severity
 from memlint.rules import wording
 from memlint.rules.base import Draft, DraftFix, NodeEdit, Rule
@@ -25,6 +25,8 @@ DEFAULT_SINCE = Version("2.0")
 ARGUMENT_SINCE = Version("1.7")
 #: gradients that are put in place by hand stay whatever zero_grad does
 _BY_HAND = re.compile(r"\.grad\s*=\s*(?!None|=)")
+#: what makes one number of several; and methods of results, which have no name
+_SUMS = frozenset(("", "sum", "max", "min", "mean"))
 
 
 class ZeroGradKeepsMemory(Rule):
@@ -71,6 +73,8 @@ def train(model, loader, criterion, optimizer):
         """The finding on one `zero_grad` call."""
         where = wording.short(event.receiver_text)
         given = [arg for arg in event.node.args if arg.keyword is None or arg.keyword.value == "set_to_none"]
+        if many_backwards_of_one_forward(event):
+            return
         late = follows_forward(event)
         if given:
             if not isinstance(given[0].value, cst.Name) or given[0].value.value != "False":
@@ -128,21 +132,66 @@ def train(model, loader, criterion, optimizer):
         return DraftFix("set gradients to None", (edit,), safe=".grad" not in flow.code.replace(".grad_", ""))
 
 
+def made_by(function: FunctionFlow, backward: Backward) -> list[CallEvent]:
+    """The calls of a function whose results are in the graph that a backward runs through."""
+    nodes = {id((origin.site.base or origin.site).node) for origin in backward.reach if not origin.old}
+    for name in names_in(backward.root) if backward.root is not None else ():
+        for value, _, _ in function.bindings.get(name, {}).values():  # it may be bound anew for the log
+            nodes |= {id(node) for node in walk(value) if isinstance(node, cst.Call)}
+    found = [function.calls[node] for node in nodes if node in function.calls]
+    return [call for call in found if call.order < backward.order]
+
+
 def follows_forward(event: OptimizerEvent) -> bool:
-    """Whether the loss that is backwarded next is computed already."""
+    """Whether the forward pass of the loss that is backwarded next has run already."""
     function = event.function
     for backward in function.backwards:
         if backward.order < event.order or backward.loops != event.loops:
             continue
-        made = [(origin.site.base or origin.site).node for origin in backward.value.graph if not origin.old]
-        for name in names_in(backward.root) if backward.root is not None else ():
-            for value, _, _ in function.bindings.get(name, {}).values():
-                made += [node for node in walk(value) if isinstance(node, cst.Call)]
-        orders = [function.calls[id(node)].order for node in made if id(node) in function.calls]
-        before = [order for order in orders if order < backward.order]  # it may be bound anew for the log
-        if before and max(before) < event.order:
+        calls = made_by(function, backward)
+        before = [call for call in calls if call.order < event.order]
+        given = {origin.site for call in before for origin in call.result.graph}
+        after = [call for call in calls if call.order > event.order]
+        if before and not any(runs_forward(call, given) for call in after):
             return True
     return False
+
+
+def runs_forward(call: CallEvent, given: set[Origin]) -> bool:
+    """Whether a call may run a model, rather than make a loss of what a model gave.
+
+    given: what a forward pass made.
+    """
+    tail = call.text.rsplit(".", 1)[-1]
+    if tail in _SUMS or call.qualified.startswith("torch.") or know.LOSS_NAME.search(tail) or is_loss(call.callee):
+        return False
+    if call.callee.kind is Kind.MODULE or know.MODEL_NAME.match(tail) or (len(tail) == 1 and tail.isupper()):
+        return True
+    seen: set[Origin] = set()
+    stack = [origin for value in call.args for origin in value.graph]
+    while stack:
+        origin = stack.pop()
+        if origin.site in given:
+            return False
+        if origin not in seen:
+            seen.add(origin)
+            stack += origin.parents
+    return True
+
+
+def is_loss(callee: Value) -> bool:
+    """Whether a module is one of torch's losses."""
+    return isinstance(callee.info, str) and bool(know.LOSS_CLASS.match(callee.info))
+
+
+def many_backwards_of_one_forward(event: OptimizerEvent) -> bool:
+    """Whether the loop around the call runs backward only through graphs that were made before it: no forward pass."""
+    if not event.loops:
+        return False
+    function, loop = event.function, event.loops[-1]
+    inside = [backward for backward in function.backwards if loop in backward.path]
+    made = [made_by(function, backward) for backward in inside]
+    return bool(inside) and all(calls and all(loop not in call.path for call in calls) for calls in made)
 
 
 def is_torch(event: OptimizerEvent) -> bool:

@@ -63,6 +63,8 @@ def validate(model, loader, criterion):
         """Whether the function asks for gradients, or trains."""
         if function.backwards or function.asks_grad or any(e.what.value == "step" for e in function.optimizer):
             return True
+        if function.name == "forward" and function.cls is not None and function.cls.is_module:
+            return True  # part of a model, which others train
         return flow.grad_of(function) is not Grad.ON
 
     def builds_graph(self, flow: Flow, function: FunctionFlow, event: CallEvent) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -11,14 +12,14 @@ import libcst as cst
 from memlint.lint.flow import Flow
 from memlint.lint.flow import knowledge as know
 from memlint.lint.flow.facts import CallEvent, Frame, FunctionFlow, Guard, Loop, Path, inside
-from memlint.lint.flow.syntax import place
+from memlint.lint.flow.syntax import nodes, place
 from memlint.lint.flow.values import Kind, Source
 from memlint.lint.imports import dotted
 from memlint.lint.model import Severity
 from memlint.rules import edits, wording
 from memlint.rules.base import Draft, DraftFix, Rule
 from memlint.rules.state_dicts import Copied, state_of
-from memlint.rules.training import assignments, body_of, small_statements, trains, trains_in
+from memlint.rules.training import assignments, body_of, small_statements, suites, trains, trains_in
 
 #: things whose state_dict holds numbers: taking it copies them (torch 2.13: optim/lr_scheduler.py, amp/grad_scaler.py)
 _NO_TENSORS = re.compile(r"sched|scaler|sampler|loader|dataset|generator", re.IGNORECASE)
@@ -64,8 +65,12 @@ def fit(model, epochs, train_epoch, validate):
     )
 
     def check(self, flow: Flow) -> Iterator[Draft]:
+        if any(full.split(".")[0] == "higher" for full in flow.index.imports.values()):
+            return  # its optimizers make new parameters instead of changing the old ones
         for function in list(flow.functions):
             for alias in aliases(flow, function):
+                if replaced_at_once(function, alias):
+                    continue
                 use = self.later_use(flow, function, alias)
                 if use is not None and not copy_that_nobody_trains(flow, function, alias):
                     yield self.draft(flow, alias, use)
@@ -81,7 +86,8 @@ def fit(model, epochs, train_epoch, validate):
                 return None
             for use, path in uses(function, alias):
                 if loop not in path or not any(same(guard, frame) for frame in path):
-                    return use
+                    if not bound_anew(function, alias, use):
+                        return use
         elif not of_optimizer(event):  # that of an optimizer before its first step is empty
             use_between = self.after_training(function, alias)
             if use_between is not None:
@@ -161,6 +167,36 @@ def aliases(flow: Flow, function: FunctionFlow) -> Iterator[Alias]:
             event = function.calls.get(id(found[0]))
             if event is not None and not _NO_TENSORS.search(receiver_of(event)):
                 yield Alias(target, value, event, assigned.statement)
+
+
+def replaced_at_once(function: FunctionFlow, alias: Alias) -> bool:
+    """`for key in kept: kept[key] = kept[key].cpu()`, right behind it: the entries are others."""
+    for suite in suites(body_of(function.node)):
+        for statement, after in itertools.pairwise(suite):
+            if isinstance(statement, cst.SimpleStatementLine) and alias.statement in statement.body:
+                return isinstance(after, cst.For) and any(
+                    isinstance(each.target, cst.Subscript) and place(each.target.value) == alias.target
+                    for each in assignments(body_of(after))
+                )
+    return False
+
+
+def bound_anew(function: FunctionFlow, alias: Alias, use: cst.CSTNode) -> bool:
+    """Whether the place that `use` reads was bound to something else on every way to it."""
+    body = body_of(function.node)
+    order = {id(each): place_ for place_, each in enumerate(small_statements(body))}
+    for suite in reversed([suite for suite in suites(body) if any(holds(each, use) for each in suite)]):
+        before = suite[: next(place_ for place_, each in enumerate(suite) if holds(each, use))]
+        plain = [each for each in before if isinstance(each, cst.SimpleStatementLine)]
+        for each in reversed(list(assignments(plain))):
+            if place(each.target) == alias.target:
+                return order[id(each.statement)] > order[id(alias.statement)]
+    return False
+
+
+def holds(statement: cst.CSTNode, node: cst.CSTNode) -> bool:
+    """Whether a node is (in) a statement."""
+    return any(each is node for each in nodes(statement))
 
 
 def receiver_of(call: CallEvent) -> str:

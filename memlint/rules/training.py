@@ -46,6 +46,15 @@ def small_statements(body: Sequence[cst.CSTNode]) -> Iterator[cst.BaseSmallState
                 yield from small_statements(block)
 
 
+def suites(body: Sequence[cst.CSTNode]) -> Iterator[Sequence[cst.CSTNode]]:
+    """A block and the blocks in it, from the outside inwards; definitions are not entered."""
+    yield body
+    for statement in body:
+        if not isinstance(statement, (cst.SimpleStatementLine, cst.FunctionDef, cst.ClassDef)):
+            for block in blocks(statement):
+                yield from suites(block)
+
+
 def assignments(body: Sequence[cst.CSTNode]) -> Iterator[Assigned]:
     """The assignments in a block: tuples are taken apart where both sides are displays."""
     for statement in small_statements(body):

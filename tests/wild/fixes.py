@@ -19,24 +19,25 @@ Check = Callable[[list[Path], list[str]], Mapping[str, Any]]
 _AROUND = 3
 
 
-def problems(root: Path, check: Check) -> Iterator[str]:
+def problems(root: Path, report: Mapping[str, Any], check: Check) -> Iterator[str]:
     """What is wrong with the fixes in the package at `root`, a line each; nothing where all is well.
 
-    Every changed file still compiles, the findings that were fixed are gone and no new ones came, no line changed but
-    those of a fixed finding, and a second run changes nothing. Unsafe fixes are tried, too.
+    report: memlint's on the package. The files that it calls fixable are fixed in a copy: every changed file still
+    compiles, the findings that were fixed are gone and no new ones came, no line changed but those of a fixed finding,
+    and a second run changes nothing. Unsafe fixes are tried, too.
     """
+    before = by_file(report, root)
+    fixable = [path for path, found in sorted(before.items()) if any(finding["fixable"] for finding in found)]
+    if not fixable:
+        return
     with tempfile.TemporaryDirectory() as folder:
         for name, options in (("--fix", ["--fix"]), ("--unsafe-fixes", ["--fix", "--unsafe-fixes"])):
             copy = Path(folder) / name.strip("-") / root.name
             shutil.copytree(root, copy)
-            report = check([copy], options[1:])
-            if not any(finding["fixable"] for finding in report["findings"]):
-                continue
-            before = by_file(report, copy)
-            check([copy], options)
-            changed = [path for path in sorted(before) if _bytes(copy / path) != _bytes(root / path)]
-            others = _others(root, copy, set(before))
-            yield from (f"{name}: {path} changed and had no finding" for path in others)
+            check([copy / path for path in fixable], options)
+            changed = [path for path in fixable if _bytes(copy / path) != _bytes(root / path)]
+            others = _others(root, copy, set(fixable))
+            yield from (f"{name}: {path} changed and had nothing to fix" for path in others)
             for path in changed:
                 yield from (f"{name}: {path}: {what}" for what in _of_file(root / path, copy / path, before[path]))
             if not changed:

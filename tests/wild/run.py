@@ -621,7 +621,7 @@ def run(options: argparse.Namespace) -> int:
         for line in details(outcome, root, options.show, options.context):
             print(line, flush=True)
         if options.fixes:
-            said = list(fixes.problems(root, functools.partial(_checked, tool, options.jobs)))
+            said = list(fixes.problems(root, report, functools.partial(_checked, tool, options.jobs)))
             bad_fixes += len(said)
             for line in said:
                 print(f"  BAD FIX   {line}", flush=True)

@@ -159,7 +159,8 @@ class Calls(Expressions):
     def source_of(self, callee: Value, node: cst.Call) -> Source:
         """Whether a call is one of a model, of a criterion, or of something else."""
         if callee.kind is Kind.MODULE:
-            return Source.MODEL_CALL
+            untrained = isinstance(callee.info, Instance) and callee.info.cls.has_no_parameters
+            return Source.CALL if untrained else Source.MODEL_CALL
         if callee.kind is Kind.CRITERION:
             return Source.LOSS_CALL
         if callee.kind not in (Kind.UNKNOWN, Kind.TENSOR):
@@ -575,7 +576,7 @@ class Calls(Expressions):
                 self.observed(base)
             if name == "numpy":
                 self.proved_plain(base)
-            return NUMBER if name in ("item", "tolist", "numpy", "size", "dim", "numel") else Value(Kind.TENSOR)
+            return NUMBER if name in know.NUMBER_METHODS else Value(Kind.TENSOR)
         if name == "detach_":
             self.evidence(base, "detach")
             self.assign_back(func.value, Value(Kind.TENSOR))
@@ -643,6 +644,8 @@ class Calls(Expressions):
                 return NONE if base.kind is not Kind.UNKNOWN else None
             return None
         if name == "scale" and len(args) == 1 and (base.kind is Kind.SCALER or know.SCALER_NAME.search(tail)):
+            return args[0].value
+        if name == "scale_loss" and len(args) > 1 and base.kind is Kind.UNKNOWN:  # of apex.amp, wherever it comes from
             return args[0].value
         if name in ("parameters", "named_parameters", "buffers", "named_buffers", "modules", "children"):
             if name == "parameters":

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
-from memlint.lint.imports import bindings, dotted, module_of
+from memlint.lint.flow.syntax import names_in
+from memlint.lint.imports import CONVENTIONS, bindings, canonical, dotted, module_of
 from memlint.lint.modules import MOST_STARS
 
 if TYPE_CHECKING:
@@ -25,6 +26,20 @@ if TYPE_CHECKING:
 #: what switches autograd, by name
 _MODES = re.compile(r"\b(?:no_grad|inference_mode|set_grad_enabled|_set_grad_enabled)\b")
 
+
+#: annotations of numbers and strings
+_PLAIN_TYPES = frozenset("int float bool str None Optional Union List Tuple Sequence list tuple typing tp".split())
+#: what makes numbers, tensors, and modules without parameters
+_UNTRAINED = re.compile(
+    r"""^(?:int|float|bool|str|list|tuple|len|range|min|max|abs|round)$|^math\.
+    |^torch\.(?:tensor|zeros|ones|full|arange|linspace|eye|hann_window|hamming_window|device|Size)$
+    |^torchaudio\.transforms\.|^torchvision\.transforms\.
+    |^torch\.nn\.(?:\w*Loss|Identity|Flatten|Unflatten|Softmax|LogSoftmax|Sigmoid|Tanh|GELU|SiLU|ELU|(?:Leaky)?ReLU6?
+    |Dropout\w*|\w*Pool\dd|Upsample|CosineSimilarity|PairwiseDistance|ZeroPad\dd|Unfold|Fold)$""",
+    re.X,
+)
+
+_REGISTERS = re.compile(r"register_parameter|register_module|add_module|setattr|__dict__")
 
 #: where bases come from that drive nothing
 _PLAIN_BASES = frozenset(("torch", "abc", "typing", "object", "ABC", "Generic", "Protocol", "nn"))
@@ -158,6 +173,26 @@ class ClassInfo:
             for name in self.base_names()
         )
 
+    @functools.cached_property
+    def has_no_parameters(self) -> bool:
+        """Whether it is a module whose code says that nothing in it is trained: a metric, a spectrogram."""
+        if not self.is_module or self.has_unknown_base:
+            return False
+        for cls in self.ancestry():
+            if any(name.rsplit(".", 1)[-1] not in ("Module", "ABC") for name in cls.bases if "." in name):
+                return False
+            plain = {
+                param.name.value
+                for method in cls.methods.values()
+                for param in method.parameters
+                if param.annotation is not None and set(names_in(param.annotation.annotation)) <= _PLAIN_TYPES
+            }
+            if not all(cls.index.untrained(value, plain) for values in cls.assigned.values() for value in values):
+                return False
+            if _REGISTERS.search(cls.index.module.code_for_node(cls.node)):
+                return False
+        return True
+
     @property
     def is_lightning(self) -> bool:
         """Whether Lightning drives it."""
@@ -224,6 +259,30 @@ class ModuleIndex:
                 self.imports.get(name.split(".")[0], name.split(".")[0]) + name[len(name.split(".")[0]) :]
                 for name in cls.bases
             ]
+
+    def untrained(self, node: cst.BaseExpression, plain: set[str]) -> bool:
+        """Whether an expression makes nothing that has parameters. plain: names of numbers and strings."""
+        if isinstance(node, cst.Name):
+            return node.value in plain or node.value in ("None", "True", "False") or node.value.isupper()
+        if isinstance(node, cst.Call):
+            head, _, rest = dotted(node.func).partition(".")
+            found = self.imports.get(head) or CONVENTIONS.get(head, head)
+            full = canonical(f"{found}.{rest}" if rest else found)
+            return bool(_UNTRAINED.search(full)) and all(self.untrained(arg.value, plain) for arg in node.args)
+        if isinstance(node, cst.Attribute):
+            return dotted(node).startswith(("self.", "math.", "torch."))
+        if isinstance(node, cst.BinaryOperation):
+            return self.untrained(node.left, plain) and self.untrained(node.right, plain)
+        if isinstance(node, cst.UnaryOperation):
+            return self.untrained(node.expression, plain)
+        if isinstance(node, (cst.Tuple, cst.List)):
+            return all(self.untrained(element.value, plain) for element in node.elements)
+        return isinstance(node, (cst.BaseNumber, cst.BaseString))
+
+    @functools.cached_property
+    def code(self) -> str:
+        """The text of the module."""
+        return self.module.code
 
     def __contains__(self, name: str) -> bool:
         """Whether a function or class of this name stands at the top."""

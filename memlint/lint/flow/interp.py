@@ -583,10 +583,10 @@ class Interpreter(Calls):
         attr = target.attr.value
         if attr == "requires_grad":
             flag = known_constant(value)
-            if flag is True:
-                self.function.asks_grad = True
-            elif flag is False:
+            if flag is False:
                 self.freeze(base, dotted(target.value))
+            elif flag is True or base.kind is not Kind.MODULE:
+                self.function.asks_grad = True  # or may do so
             return
         if attr == "grad" and value.kind is Kind.NONE:
             self.function.clears_grad = True

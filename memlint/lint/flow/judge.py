@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import enum
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import libcst as cst
 
 from memlint.lint.flow.facts import Backward, FunctionFlow, Guard, Life, Loop, Store, StoreKind
-from memlint.lint.flow.syntax import runs_in_eval_mode
+from memlint.lint.flow.index import blocks
+from memlint.lint.flow.syntax import nodes, runs_in_eval_mode
 from memlint.lint.flow.values import Grad, Grade, Origin, Source
 
 if TYPE_CHECKING:
@@ -67,10 +69,32 @@ def outlives_iteration(store: Store) -> bool:
     if store.kind is StoreKind.ASSIGN:
         return False
     if store.life is Life.LOOP:
-        return True
+        return store.across is None or not leaves_behind(store.across.node, store.node)
     if store.life in (Life.SELF, Life.OUTER, Life.PARAM):
         return store.across is not None or not store.function.is_module
     return False
+
+
+def leaves_behind(loop: cst.CSTNode, node: cst.CSTNode) -> bool:
+    """Whether a loop ends in the iteration that comes to `node`: a break, return or raise follows on every way."""
+
+    def leaves(body: Sequence[cst.CSTNode], innermost: bool) -> bool:
+        place = next((i for i, each in enumerate(body) if any(item is node for item in nodes(each))), None)
+        if place is None:
+            return False
+        inner = innermost and not isinstance(body[place], (cst.For, cst.While))
+        if not isinstance(body[place], cst.SimpleStatementLine):
+            if any(leaves(block, inner) for block in blocks(body[place])):
+                return True
+        ends = (cst.Break, cst.Return, cst.Raise) if innermost else (cst.Return, cst.Raise)
+        return any(
+            isinstance(small, ends)
+            for each in body[place:]
+            if isinstance(each, cst.SimpleStatementLine)
+            for small in each.body
+        )
+
+    return isinstance(loop, (cst.For, cst.While)) and leaves(next(iter(blocks(loop))), True)
 
 
 def _cost(flow: Flow, store: Store, held: Origin, origin: Origin, grade: Grade) -> Kept | None:

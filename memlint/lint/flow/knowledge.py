@@ -24,6 +24,14 @@ DETACHING_METHODS = frozenset(
     """.split()
 )
 
+#: Those of them whose result is no tensor.
+NUMBER_METHODS = frozenset(
+    """
+    item tolist numpy size dim ndimension numel nelement stride data_ptr element_size get_device storage
+    untyped_storage storage_offset is_contiguous is_floating_point is_complex allclose equal
+    """.split()
+)
+
 #: Tensor attributes that carry no graph.
 DETACHED_ATTRIBUTES = frozenset(
     """
