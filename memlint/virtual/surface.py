@@ -61,6 +61,10 @@ class Stream:
         """All is done."""
         return True
 
+    def is_capturing(self) -> bool:
+        """CUDA graphs are not modelled."""
+        return False
+
 
 class Event:
     """An event that has happened."""
@@ -230,6 +234,25 @@ def _names(device: Device) -> dict[str, Any]:
     }
 
 
+def _accelerator(names: dict[str, Any]) -> dict[str, Any]:
+    """What takes the place of each name in `torch.accelerator`; its functions take the device by position only."""
+    same = """
+        device_count is_available synchronize current_stream set_stream empty_cache memory_stats memory_allocated
+        max_memory_allocated memory_reserved max_memory_reserved reset_peak_memory_stats
+        reset_accumulated_memory_stats
+    """.split()
+    return {
+        **{name: names[name] for name in same},
+        "current_accelerator": lambda check_available=False: torch.device("cuda"),
+        "current_device_index": names["current_device"],
+        "current_device_idx": names["current_device"],
+        "set_device_index": names["set_device"],
+        "set_device_idx": names["set_device"],
+        "device_index": names["device"],
+        "get_memory_info": names["mem_get_info"],
+    }
+
+
 @contextlib.contextmanager
 def seen(card: str) -> Iterator[None]:
     """Within this, `torch.cuda` answers for a card; nothing can be put on it yet. For code that only asks."""
@@ -276,6 +299,11 @@ def patched(device: Device) -> Iterator[None]:
             "empty_cache",
         )
     ]
+    if hasattr(torch, "accelerator"):  # since torch 2.6
+        for name, value in _accelerator(names).items():
+            places.append((torch.accelerator, name, value))
+            if hasattr(torch.accelerator, "memory"):
+                places.append((torch.accelerator.memory, name, value))
     places += [
         (torch, "clear_autocast_cache", clear_autocast_cache),
         (torch, "load", load_onto),

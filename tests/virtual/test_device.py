@@ -55,6 +55,21 @@ def test_the_card_is_seen(virtual: VirtualCuda) -> None:
     assert active() is virtual
 
 
+@pytest.mark.skipif(not hasattr(torch, "accelerator"), reason="since torch 2.6")
+def test_the_card_is_the_accelerator(virtual: VirtualCuda) -> None:
+    assert torch.accelerator.is_available() and torch.accelerator.device_count() == 1
+    device = torch.accelerator.current_accelerator()
+    assert device is not None and device.type == "cuda"
+    assert torch.accelerator.current_device_index() == 0
+    assert not torch.accelerator.current_stream().is_capturing()
+    x = torch.zeros(1000, device=device.type)
+    assert x.is_cuda
+    for name in ("memory_allocated", "max_memory_allocated", "memory_reserved"):
+        if hasattr(torch.accelerator, name):  # since torch 2.9
+            assert getattr(torch.accelerator, name)() == getattr(torch.cuda, name)() > 0
+    torch.accelerator.synchronize()
+
+
 def test_tensors_are_on_the_device(virtual: VirtualCuda) -> None:
     x = torch.zeros(3, 4, device="cuda")
     assert (x.device, x.is_cuda, x.is_cpu, x.is_meta, x.get_device()) == (torch.device("cuda:0"), True, False, False, 0)
@@ -278,6 +293,10 @@ def test_compiled_functions_run_eagerly(virtual: VirtualCuda) -> None:
 def snapshot() -> dict[str, Any]:
     names = [name for name in dir(torch.cuda) if not name.startswith("__")]
     state = {f"cuda.{name}": getattr(torch.cuda, name) for name in names}
+    if hasattr(torch, "accelerator"):
+        for name in dir(torch.accelerator):
+            if not name.startswith("__"):
+                state[f"accelerator.{name}"] = getattr(torch.accelerator, name)
     for name in ("load", "Generator", "clear_autocast_cache", "_has_compatible_shallow_copy_type"):
         state[name] = getattr(torch, name)
     state["functions"] = torch.overrides._get_current_function_mode_stack()
