@@ -275,7 +275,7 @@ class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self._compositions[func]
 
     def _run(self, func: Any, index: int, args: Any, kwargs: Any) -> Any:
-        from memlint.virtual import kernels
+        from memlint.virtual import kernels, shortcuts
 
         device = self.device
         rule = kernels.RULES.get(func._overloadpacket) if index >= 0 else None
@@ -283,7 +283,9 @@ class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if plan is not None:
             plan.begin()
         try:
-            out = func(*args, **kwargs)
+            out = shortcuts.result(func, args, kwargs)
+            if out is shortcuts.NONE:
+                out = func(*args, **kwargs)
         except NotImplementedError:
             decomposed = func.decompose(*args, **kwargs)
             if decomposed is NotImplemented:

@@ -604,7 +604,9 @@ def _channel_staging(source: torch.Tensor, values: int) -> list[int]:
 def _batch_norm(device: Device, index: int, func: Any, args: Any, kwargs: Any) -> Any:
     """What cuDNN takes beside the results is not known, and taken as nothing. In eval() it saves no statistics."""
     source, weight, training = args[0], args[1], args[5]
-    out = func(*args, **kwargs)
+    out = _normalised(source, args[1:5])
+    if out is None:  # an error, or odd
+        out = func(*args, **kwargs)
     device.keep(out[0], index)
     if _batch_norm_by_cudnn(source, weight, training):
         if not training:
@@ -616,12 +618,27 @@ def _batch_norm(device: Device, index: int, func: Any, args: Any, kwargs: Any) -
     return out
 
 
+def _normalised(source: torch.Tensor, of_channels: Sequence[torch.Tensor | None]) -> tuple[torch.Tensor, ...] | None:
+    """The results of batch norm without torch's composition in Python: like the input, and two numbers a channel."""
+    if source.dim() < 2 or any(each is not None and each.shape != source.shape[1:2] for each in of_channels):
+        return None
+    dtype = torch.float32 if source.dtype.itemsize == 2 else source.dtype
+    return torch.empty_like(source), *(source.new_empty(source.shape[1], dtype=dtype) for _ in range(2))
+
+
 @_whole("native_batch_norm_backward")
 def _batch_norm_backward(device: Device, index: int, func: Any, args: Any, kwargs: Any) -> Any:
     """Sums for each channel, and their staging; the gradient of the input comes last where channels do (traced)."""
     source, weight, training, wanted = args[1], args[2], args[7], args[9]
     channels = 4 * int(source.shape[1])
-    out = func(*args, **kwargs)
+    made = _normalised(source, (weight,))
+    if made is None:
+        out: Any = func(*args, **kwargs)
+    else:
+        of_source, of_weight, of_bias = made
+        if weight is not None:
+            of_weight, of_bias = torch.empty_like(weight), torch.empty_like(weight)
+        out = [of_source if wanted[0] else None, of_weight if wanted[1] else None, of_bias if wanted[2] else None]
     cudnn = _batch_norm_by_cudnn(source, weight, training)
     if (cudnn and training) or not _tall(source):
         return _kept(device, index, out)
