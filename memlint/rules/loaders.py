@@ -98,8 +98,8 @@ def unbound(flow: Flow, origin: Origin) -> bool:
 def loaders(flow: Flow) -> Iterator[CallEvent]:
     """All `DataLoader(...)` calls of the file."""
     for call in flow.calls():
-        if call.qualified == LOADER:
-            yield call
+        if call.qualified == LOADER or (call.target is None and call.text.rsplit(".", 1)[-1] == "DataLoader"):
+            yield call  # projects import it in ways of their own
 
 
 def argument(call: CallEvent, name: str, position: int | None = None) -> tuple[cst.Arg, Value] | None:

@@ -183,8 +183,8 @@ class _Forward:
                 self.things[name] = self.thing(value.value)
                 continue
             thing = self.things[name] = object()
-            if integers(value, place, len(names)):
-                self.without_gradient.add(thing)
+            if integers(value, place, len(names)) or (place and isinstance(value, cst.Call)):
+                self.without_gradient.add(thing)  # the others of several results are often indices or handles
 
     def kept(self, where: str, value: cst.BaseExpression) -> None:
         """`ctx.where` keeps what is in `value`."""

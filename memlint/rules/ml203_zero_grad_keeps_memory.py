@@ -16,6 +16,7 @@ from memlint.lint.flow.values import Instance, Kind, Origin, Source, Value
 from memlint.lint.model import Severity
 from memlint.rules import wording
 from memlint.rules.base import Draft, DraftFix, NodeEdit, Rule
+from memlint.rules.training import in_tests
 
 #: `set_to_none=True` is the default of Optimizer.zero_grad and Module.zero_grad since this version (release notes of
 #: torch 2.0; torch/optim/optimizer.py and torch/nn/modules/module.py of 2.13 say `set_to_none: bool = True`).
@@ -111,6 +112,7 @@ def train(model, loader, criterion, optimizer):
             event.node,
             f"`{where}.zero_grad()` keeps the memory of all gradients during the next forward pass on torch {oldest}, "
             f"the oldest that this project supports (None is the default only since 2.0). Pass set_to_none=True.",
+            severity=Severity.NOTE if in_tests(flow.path) else self.severity,
             fix=self.fix(
                 flow,
                 NodeEdit(event.node, replace=f"{flow.text(event.node.func)}(set_to_none=True)"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import libcst as cst
@@ -13,6 +14,9 @@ from memlint.lint.model import Severity
 from memlint.rules import wording
 from memlint.rules.base import Draft, DraftFix, NodeEdit, Rule
 from memlint.rules.ml403_volatile_ignored import NO_GRAD_SINCE
+
+#: models of atoms differentiate energies for forces, in evaluation too
+_FORCES = re.compile(r"(?<![a-z])(?:atoms?|forces)(?![a-z])", re.I)
 
 
 class EvalWithoutNoGrad(Rule):
@@ -44,6 +48,8 @@ def validate(model, loader, criterion):
     good = bad.replace("def validate", "@torch.no_grad()\ndef validate")
 
     def check(self, flow: Flow) -> Iterator[Draft]:
+        if _FORCES.search(flow.code) and not self.needs_inner_grad(flow):
+            return  # the model itself may differentiate
         capped = flow.settings.capped_torch if flow.settings is not None else None
         if capped is not None and capped <= NO_GRAD_SINCE:
             return
@@ -63,7 +69,7 @@ def validate(model, loader, criterion):
         """Whether the function asks for gradients, or trains."""
         if function.backwards or function.asks_grad or any(e.what.value == "step" for e in function.optimizer):
             return True
-        if function.name == "forward" and function.cls is not None and function.cls.is_module:
+        if function.name == "forward" and function.cls is not None:
             return True  # part of a model, which others train
         return flow.grad_of(function) is not Grad.ON
 

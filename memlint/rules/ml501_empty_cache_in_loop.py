@@ -13,6 +13,7 @@ from memlint.lint.imports import dotted
 from memlint.lint.model import Severity
 from memlint.rules import wording
 from memlint.rules.base import Draft, Rule
+from memlint.rules.training import in_tests
 
 _CALLS = {
     "torch.cuda.empty_cache": "torch.cuda.empty_cache()",
@@ -68,7 +69,7 @@ def train(model, loader, criterion, optimizer):
         for function in flow.functions:
             for call in function.calls.values():
                 if call.qualified in _CALLS and (where := self.every_step(flow, function, call)):
-                    yield self.draft(call, where)
+                    yield self.draft(call, where, Severity.NOTE if in_tests(flow.path) else self.severity)
 
     def every_step(self, flow: Flow, function: FunctionFlow, call: CallEvent) -> str:
         """In what the call runs once a training step; empty where it does not."""
@@ -88,7 +89,7 @@ def train(model, loader, criterion, optimizer):
             return True
         return any(e.what is OptimizerCall.STEP and e.loops[-1:] == (loop,) for e in function.optimizer)
 
-    def draft(self, call: CallEvent, where: str) -> Draft:
+    def draft(self, call: CallEvent, where: str, severity: Severity) -> Draft:
         """The finding."""
         what = _CALLS[call.qualified]
         if call.qualified == "gc.collect":
@@ -101,6 +102,7 @@ def train(model, loader, criterion, optimizer):
         return self.finding(
             call.node,
             f"`{what}` runs in {where}: {cost}. Remove it, or call it once in a while (`if step % n == 0`).",
+            severity=severity,
         )
 
 

@@ -10,6 +10,7 @@ from memlint.lint.flow import Flow
 from memlint.lint.flow.facts import CallEvent, FunctionFlow, Guard
 from memlint.lint.flow.index import FunctionInfo
 from memlint.lint.flow.values import Kind, Method
+from memlint.lint.imports import dotted
 from memlint.lint.model import Severity
 from memlint.rules import wording
 from memlint.rules.base import Draft, Rule
@@ -90,13 +91,19 @@ def batches(arrays):
                 if 0 in counts and not any(counts):
                     continue  # read in the main process
                 for entry in entries:
-                    yield from self.calls(flow, entry, f"`{cls.name}.{entry.name}`", seen)
+                    yield from self.calls(flow, entry, f"`{cls.name}.{entry.name}`", seen, loaded=bool(given))
         for call in loaders(flow):
             if workers(call) != 0 and (collate := collate_of(call)) is not None:
                 yield from self.calls(flow, collate, f"the collate function `{collate.name}`", seen)
 
-    def calls(self, flow: Flow, entry: FunctionInfo, where: str, seen: set[int]) -> Iterator[Draft]:
-        """The device calls that run when `entry` does: in it, and in methods and functions of the file it calls."""
+    def calls(
+        self, flow: Flow, entry: FunctionInfo, where: str, seen: set[int], *, loaded: bool = True
+    ) -> Iterator[Draft]:
+        """The first device call that runs when `entry` does: in it, or in methods and functions of the file it calls.
+
+        loaded: whether a DataLoader of the file may run it. Where none does, moving a row of what the data set holds in
+        memory is a note: such tables are often read in the main process.
+        """
         stack, visited = [entry], set()
         while stack:
             info = stack.pop()
@@ -109,7 +116,8 @@ def batches(arrays):
                 if id(call.node) not in seen and (what := moves(flow, info.flow, call)):
                     seen.add(id(call.node))
                     chosen = any(isinstance(f, Guard) and not availability(flow, f.test) for f in call.path)
-                    yield self.draft(call, what, where, asked=chosen)
+                    yield self.draft(call, what, where, asked=chosen or (not loaded and of_table(call)))
+                    return
 
     def draft(self, call: CallEvent, what: str, where: str, *, asked: bool) -> Draft:
         """The finding."""
@@ -119,6 +127,15 @@ def batches(arrays):
             "batch in the training loop (pin_memory=True, non_blocking=True), or load with num_workers=0."
         )
         return self.finding(call.node, message, severity=Severity.NOTE if asked else self.severity)
+
+
+def of_table(call: CallEvent) -> bool:
+    """Whether what is moved is a row of something that `self` holds: `self.rows[i].to(self.device)`."""
+    func = call.node.func
+    moved = func.value if isinstance(func, cst.Attribute) else None
+    while isinstance(moved, cst.Call) and isinstance(moved.func, cst.Attribute):
+        moved = moved.func.value  # `.long()`
+    return isinstance(moved, cst.Subscript) and dotted(moved.value).startswith("self.")
 
 
 def moves(flow: Flow, function: FunctionFlow, call: CallEvent) -> str:

@@ -221,7 +221,7 @@ class Flow:
             summary.runs_backward = True
             if event.kind is not BackwardKind.GRAD:
                 given = (self._given(origin, info) for origin in event.value.graph)
-                summary.backwards |= {name for name in given if name is not None}
+                summary.backwards |= {name for name in given if name is not None and not know.scales(name)}
         for store in function.stores:
             if store.kind is StoreKind.ASSIGN or store.helper:
                 continue

@@ -359,7 +359,8 @@ class Expressions:
                 divided = True
         terms = value.terms
         if left.graph and right.graph:
-            calls = frozenset(o for o in terms if o.source in (Source.CALL, Source.MODEL_CALL, Source.LOSS_CALL))
+            terms = frozenset(o for o in terms if not know.scales(o.label.rsplit(".", 1)[-1])) or terms
+            calls = frozenset(o for o in terms if made_by_call(o))
             named = frozenset(o for o in terms if know.LOSS_NAME.match(o.label.rsplit(".", 1)[-1]))
             terms = calls | named or terms
         return value._replace(divided=divided, terms=terms)
@@ -591,6 +592,13 @@ class Expressions:
     def function_value(self, info: FunctionInfo) -> Value:
         """A function defined here."""
         return Value(Kind.FUNCTION, info=info)
+
+
+def made_by_call(origin: Origin) -> bool:
+    """Whether something is what a call gave, or a part of that."""
+    while origin.source is Source.ITEM and origin.base is not None:
+        origin = origin.base
+    return origin.source in (Source.CALL, Source.MODEL_CALL, Source.LOSS_CALL)
 
 
 def is_tensor_like(value: Value) -> bool:

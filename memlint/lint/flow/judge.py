@@ -12,8 +12,9 @@ import libcst as cst
 
 from memlint.lint.flow.facts import Backward, FunctionFlow, Guard, Life, Loop, Store, StoreKind
 from memlint.lint.flow.index import blocks
-from memlint.lint.flow.syntax import nodes, runs_in_eval_mode
+from memlint.lint.flow.syntax import nodes, place, runs_in_eval_mode, walk
 from memlint.lint.flow.values import Grad, Grade, Origin, Source
+from memlint.lint.imports import dotted
 
 if TYPE_CHECKING:
     from memlint.lint.flow import Flow
@@ -49,6 +50,8 @@ def judge(flow: Flow, store: Store) -> Kept | None:
     """Whether `store` keeps a graph for nothing; None where it is right, bounded to one value, or not known."""
     if store.needed or store.yielded or store.plain or not outlives_iteration(store):
         return None
+    if is_queue(store) or entries_detached(store):
+        return None
     if any(isinstance(frame, Guard) and runs_in_eval_mode(frame.test, frame.taken) for frame in store.path):
         return None  # whether a graph is there is up to whoever evaluates
     best: Kept | None = None
@@ -62,6 +65,33 @@ def judge(flow: Flow, store: Store) -> Kept | None:
         if kept is not None and (best is None or (kept.grade, kept.cost.name) > (best.grade, best.cost.name)):
             best = kept
     return best
+
+
+def is_queue(store: Store) -> bool:
+    """Whether the loop that fills a list takes from it, too: `waiting.append(x)`, `x = waiting.pop(0)`."""
+    takes = (f"{store.holder_text}.pop", f"{store.holder_text}.popleft", f"{store.holder_text}.get")
+    return store.kind is StoreKind.COLLECT and any(
+        call.text in takes and store.across is not None and store.across in call.loops
+        for call in store.function.calls.values()
+    )
+
+
+def entries_detached(store: Store) -> bool:
+    """`for k, v in out.items(): out[k] = v.detach()`, and then `outputs.append(out)`."""
+    kept = place(store.expression)
+    if not kept or not store.loops:
+        return False
+    for each in nodes(store.loops[-1].node):
+        if isinstance(each, cst.For) and any(place(node) == kept for node in walk(each.iter)):
+            for inner in nodes(each.body):
+                if isinstance(inner, cst.Assign) and any(
+                    isinstance(target.target, cst.Subscript) and place(target.target.value) == kept
+                    for target in inner.targets
+                ):
+                    calls = [node for node in walk(inner.value) if isinstance(node, cst.Call)]
+                    if any(dotted(call.func).rsplit(".", 1)[-1] in ("detach", "item", "float") for call in calls):
+                        return True
+    return False
 
 
 def outlives_iteration(store: Store) -> bool:
@@ -149,6 +179,8 @@ def _sibling_consumed(store: Store, origin: Origin) -> bool:
 def _evaluates(flow: Flow, store: Store) -> bool:
     """Whether the store collects results of an evaluation that runs with autograd on."""
     function = store.function
+    if function.name == "forward" and function.cls is not None:
+        return False  # part of a model, which others train
     if function.backwards or function.asks_grad or store.grad is not Grad.ON or flow.grad_of(function) is not Grad.ON:
         return False
     if any(event.what.value == "step" for event in function.optimizer):

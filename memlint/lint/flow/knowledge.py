@@ -148,6 +148,7 @@ LOSS_NAME = re.compile(
     |lossfn|lossfunc|mse|bce|nll|kl|ce|l1|l2|cross_entropy)(?:_\w+|\d+)?$""",
     re.I | re.X,
 )
+_WEIGHT_NAME = re.compile(r"weight|anneal|sched|coef|beta|alpha|gamma|lambda|factor|ratio|scale", re.I)
 RECURRENT_NAME = re.compile(r"lstm|gru|rnn|recurrent", re.I)
 OPTIMIZER_NAME = re.compile(r"opt(?:im(?:izer)?)?(?:s|_?\w{0,12}|\d)?$|^(?:\w+_)?(?:adam|adamw|sgd)(?:_\w+)?$", re.I)
 SCALER_NAME = re.compile(r"scaler", re.I)
@@ -205,3 +206,8 @@ def accelerator(qualified: str, arguments: Sequence[tuple[str, cst.BaseExpressio
 
 #: Words of files that train or evaluate through functions of other files; all words of one entry.
 HELPED_TRAINING = (("loss", "optimizer"), ("loss", "epochs"), ("loss", "batch in"))
+
+
+def scales(name: str) -> bool:
+    """Whether something is called like a number that a loss is multiplied with."""
+    return bool(_WEIGHT_NAME.search(name)) and "loss" not in name.lower()
