@@ -14,6 +14,7 @@ from memlint.lint.model import Severity
 from memlint.rules import wording
 from memlint.rules.base import Draft, DraftFix, NodeEdit, Rule
 from memlint.rules.ml403_volatile_ignored import NO_GRAD_SINCE
+from memlint.rules.training import in_tests
 
 #: models of atoms differentiate energies for forces, in evaluation too
 _FORCES = re.compile(r"(?<![a-z])(?:atoms?|forces)(?![a-z])", re.I)
@@ -135,7 +136,8 @@ def validate(model, loader, criterion):
                 "A module of this file calls autograd.grad, so torch.no_grad() also needs torch.enable_grad() there.",
             )
             fix = None
-        severity = Severity.NOTE if in_tests(flow.path, function) else self.severity
+        tiny = in_tests(flow.path) or function.name.startswith("test_")  # a peak is no concern there
+        severity = Severity.NOTE if tiny else self.severity
         return self.finding(
             event.node, message, severity=severity, fix=fix, related=[(evaluated, "eval() is called here")]
         )
@@ -154,9 +156,3 @@ def validate(model, loader, criterion):
             return None
         edit = NodeEdit(function.node, before="@torch.no_grad()\0")
         return DraftFix("add @torch.no_grad()", (edit,), False)
-
-
-def in_tests(path: str, function: FunctionFlow) -> bool:
-    """Whether the code is a test: its models are tiny, and a peak is no concern there."""
-    parts = path.replace("\\", "/").split("/")
-    return parts[-1].startswith("test_") or "tests" in parts[:-1] or function.name.startswith("test_")
