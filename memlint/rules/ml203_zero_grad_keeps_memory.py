@@ -16,7 +16,7 @@ from memlint.lint.flow.values import Instance, Kind, Origin, Source, Value
 from memlint.lint.model import Severity
 from memlint.rules import wording
 from memlint.rules.base import Draft, DraftFix, NodeEdit, Rule
-from memlint.rules.training import in_tests
+from memlint.rules.training import in_tests, trains
 
 #: `set_to_none=True` is the default of Optimizer.zero_grad and Module.zero_grad since this version (release notes of
 #: torch 2.0; torch/optim/optimizer.py and torch/nn/modules/module.py of 2.13 say `set_to_none: bool = True`).
@@ -165,20 +165,27 @@ def runs_forward(call: CallEvent, given: set[Origin]) -> bool:
     given: what a forward pass made.
     """
     tail = call.text.rsplit(".", 1)[-1]
-    if tail in _SUMS or call.qualified.startswith("torch.") or know.LOSS_NAME.search(tail) or is_loss(call.callee):
+    if tail in _SUMS or call.qualified.startswith("torch."):
         return False
-    if call.callee.kind is Kind.MODULE or know.MODEL_NAME.match(tail) or (len(tail) == 1 and tail.isupper()):
-        return True
+    made_of_it = comes_from(call, given)
+    if made_of_it and (know.LOSS_NAME.search(tail) or is_loss(call.callee)):
+        return False
+    named = know.MODEL_NAME.match(tail) or (len(tail) == 1 and tail.isupper())
+    return not made_of_it or call.callee.kind is Kind.MODULE or bool(named)
+
+
+def comes_from(call: CallEvent, given: set[Origin]) -> bool:
+    """Whether an argument of a call is made of what is given."""
     seen: set[Origin] = set()
     stack = [origin for value in call.args for origin in value.graph]
     while stack:
         origin = stack.pop()
         if origin.site in given:
-            return False
+            return True
         if origin not in seen:
             seen.add(origin)
             stack += origin.parents
-    return True
+    return False
 
 
 def is_loss(callee: Value) -> bool:
@@ -216,6 +223,9 @@ def between_steps(flow: Flow, event: OptimizerEvent) -> bool:
         if site.source is Source.CALL and event.receiver.kind is Kind.UNKNOWN and not site.returned:
             return False  # made by something that is not torch's, as far as can be seen
     if event.loops:
-        return any(event.loops[-1] in backward.path for backward in function.backwards)
+        loop = event.loops[-1]
+        return any(loop in backward.path for backward in function.backwards) or any(
+            loop in call.path and call.target is not None and trains(call) for call in function.calls.values()
+        )
     # a method that is one step; a call before the training loop clears what is not there yet
     return event.receiver_text.startswith("self.") and any(not backward.loops for backward in function.backwards)

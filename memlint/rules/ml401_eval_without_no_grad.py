@@ -16,8 +16,8 @@ from memlint.rules.base import Draft, DraftFix, NodeEdit, Rule
 from memlint.rules.ml403_volatile_ignored import NO_GRAD_SINCE
 from memlint.rules.training import in_tests
 
-#: models of atoms differentiate energies for forces, in evaluation too
-_FORCES = re.compile(r"(?<![a-z])(?:atoms?|forces)(?![a-z])", re.I)
+#: models of atoms and molecules differentiate energies for forces, in evaluation too
+_FORCES = re.compile(r"(?<![a-z])forces?(?![a-z])", re.I)
 
 
 class EvalWithoutNoGrad(Rule):
@@ -49,7 +49,7 @@ def validate(model, loader, criterion):
     good = bad.replace("def validate", "@torch.no_grad()\ndef validate")
 
     def check(self, flow: Flow) -> Iterator[Draft]:
-        if _FORCES.search(flow.code) and not self.needs_inner_grad(flow):
+        if _FORCES.search(flow.code) and "energ" in flow.code.lower() and not self.needs_inner_grad(flow):
             return  # the model itself may differentiate
         capped = flow.settings.capped_torch if flow.settings is not None else None
         if capped is not None and capped <= NO_GRAD_SINCE:

@@ -528,7 +528,7 @@ def table(rows: Sequence[Precision]) -> Iterator[str]:
 #: what the linter of the day said on packages that had been named before anything of them was looked at: packages,
 #: findings, true ones; findings and true ones without ML203 (bare or late `zero_grad`). Of each lot the kinds of false
 #: alarms were then fixed, so these figures are history: they cannot be measured again.
-UNSEEN = ((48, 48, 34, 19, 19), (73, 36, 32, 20, 16), (155, 191, 160, 106, 79), (259, 130, 105, 74, 49))
+UNSEEN = ((48, 48, 34, 19, 19), (73, 36, 32, 20, 16), (155, 191, 159, 106, 79), (259, 130, 105, 74, 49))
 
 
 def unseen() -> Iterator[str]:
