@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 _WORTH_A_PROCESS = 300_000
 _CHUNK_BYTES = 150_000
 _CHUNK_FILES = 40
+#: every how many chunks a process looks for garbage in what is new, and in all that it holds
+_COLLECTION, _FULL_COLLECTION = 4, 40
 
 Chunk = list[tuple[int, "Candidate"]]
 
@@ -134,10 +136,13 @@ def _died(file: Candidate, detail: str) -> Failure:
 
 
 def _chunks(files: Sequence[Candidate]) -> Iterator[Chunk]:
-    """Chunks of files with their index, the smallest chunk first (they are taken from the end)."""
+    """Chunks of files with their index, the last chunk first (they are taken from the end).
+
+    Neighbours stay together: they import the same modules, of which a process remembers what it has read.
+    """
     chunk: Chunk = []
     size = 0
-    for index, file in sorted(enumerate(files), key=lambda item: item[1].size):
+    for index, file in reversed(list(enumerate(files))):
         if chunk and (size + file.size > _CHUNK_BYTES or len(chunk) >= _CHUNK_FILES):
             yield chunk
             chunk, size = [], 0
@@ -167,6 +172,7 @@ def _cpus() -> int:
 
 _checker: Checker
 _stopped: Event
+_collections = 0
 
 
 def _start(config: Config, rules: Sequence[Rule], stop: Event) -> None:
@@ -188,5 +194,13 @@ def _check_chunk(chunk: Chunk) -> list[tuple[int, FileResult]]:
         if _stopped.is_set():
             break
         results.append((index, _checker.file(candidate)))
-    gc.collect()
+    _collect()
     return results
+
+
+def _collect() -> None:
+    """Free what a chunk leaves in cycles. What lives long, which is more and more, is looked through now and then."""
+    global _collections
+    _collections += 1
+    if _collections % _COLLECTION == 0:
+        gc.collect(2 if _collections % _FULL_COLLECTION == 0 else 1)

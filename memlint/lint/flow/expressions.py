@@ -12,7 +12,7 @@ from memlint.lint.flow import knowledge as know
 from memlint.lint.flow.facts import Division, Frame, FunctionFlow, Loop, Path, Store, loops_of
 from memlint.lint.flow.index import ClassInfo, FunctionInfo
 from memlint.lint.flow.state import State
-from memlint.lint.flow.syntax import place
+from memlint.lint.flow.syntax import literal, place
 from memlint.lint.flow.values import (
     EMPTY,
     NONE,
@@ -74,9 +74,9 @@ class Expressions:
             cst.Yield: self.yielded,
             cst.FormattedString: self.formatted,
             cst.ConcatenatedString: self.formatted,
-            cst.SimpleString: lambda node: constant(node.evaluated_value),
-            cst.Integer: lambda node: constant(node.evaluated_value),
-            cst.Float: lambda node: constant(node.evaluated_value),
+            cst.SimpleString: lambda node: constant(literal(node.value)),
+            cst.Integer: lambda node: constant(literal(node.value)),
+            cst.Float: lambda node: constant(literal(node.value)),
             cst.Imaginary: lambda _: NUMBER,
             cst.Ellipsis: lambda _: NUMBER,
             cst.Lambda: self.lambda_,

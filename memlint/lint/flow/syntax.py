@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import functools
 from collections.abc import Iterator
+from typing import Any
 
 import libcst as cst
 
 from memlint.lint.flow import knowledge as know
 from memlint.lint.imports import dotted
+
+
+@functools.lru_cache(maxsize=4096)
+def literal(text: str) -> Any:
+    """The value of a string or number in the source; the same few come again and again."""
+    return ast.literal_eval(text)
 
 
 def place(node: cst.BaseExpression) -> str:
