@@ -134,9 +134,12 @@ def train(model, loader, criterion, optimizer):
         return DraftFix("set gradients to None", (edit,), safe=".grad" not in flow.code.replace(".grad_", ""))
 
 
-def made_by(function: FunctionFlow, backward: Backward) -> list[CallEvent]:
-    """The calls of a function whose results are in the graph that a backward runs through."""
-    nodes = {id((origin.site.base or origin.site).node) for origin in backward.reach if not origin.old}
+def made_by(function: FunctionFlow, backward: Backward, *, old: bool = False) -> list[CallEvent]:
+    """The calls of a function whose results are in the graph that a backward runs through.
+
+    old: those of earlier iterations of a loop, too, such as the terms of a sum.
+    """
+    nodes = {id((origin.site.base or origin.site).node) for origin in backward.reach if old or not origin.old}
     for name in names_in(backward.root) if backward.root is not None else ():
         for value, _, _ in function.bindings.get(name, {}).values():  # it may be bound anew for the log
             nodes |= {id(node) for node in walk(value) if isinstance(node, cst.Call)}
@@ -151,7 +154,8 @@ def follows_forward(event: OptimizerEvent) -> bool:
         if backward.order < event.order or backward.loops != event.loops:
             continue
         calls = made_by(function, backward)
-        before = [call for call in calls if call.order < event.order]
+        same = len(event.loops)
+        before = [call for call in calls if call.order < event.order and call.loops[:same] == event.loops]
         given = {origin.site for call in before for origin in call.result.graph}
         after = [call for call in calls if call.order > event.order]
         if before and not any(runs_forward(call, given) for call in after):
@@ -199,7 +203,7 @@ def many_backwards_of_one_forward(event: OptimizerEvent) -> bool:
         return False
     function, loop = event.function, event.loops[-1]
     inside = [backward for backward in function.backwards if loop in backward.path]
-    made = [made_by(function, backward) for backward in inside]
+    made = [made_by(function, backward, old=True) for backward in inside]
     return bool(inside) and all(calls and all(loop not in call.path for call in calls) for calls in made)
 
 
