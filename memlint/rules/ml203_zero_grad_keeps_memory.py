@@ -158,6 +158,8 @@ def follows_forward(event: OptimizerEvent) -> bool:
         before = [call for call in calls if call.order < event.order and call.loops[:same] == event.loops]
         given = {origin.site for call in before for origin in call.result.graph}
         after = [call for call in calls if call.order > event.order]
+        if any(map(is_model, before)):
+            after = [call for call in after if is_model(call)]  # the others make a loss of what the model gave
         if before and not any(runs_forward(call, given) for call in after):
             return True
     return False
@@ -190,6 +192,14 @@ def comes_from(call: CallEvent, given: set[Origin]) -> bool:
             seen.add(origin)
             stack += origin.parents
     return False
+
+
+def is_model(call: CallEvent) -> bool:
+    """Whether a call is one of a model, as far as its name or its value tells."""
+    tail = call.text.rsplit(".", 1)[-1]
+    if know.LOSS_NAME.search(tail) or is_loss(call.callee):
+        return False
+    return call.callee.kind is Kind.MODULE or bool(know.MODEL_NAME.match(tail))
 
 
 def is_loss(callee: Value) -> bool:
