@@ -9,7 +9,7 @@ import libcst as cst
 from memlint.lint.flow import Flow
 from memlint.lint.flow import knowledge as know
 from memlint.lint.flow.index import ClassInfo, FunctionInfo
-from memlint.lint.flow.syntax import nodes
+from memlint.lint.flow.syntax import holds, nodes
 from memlint.lint.flow.values import Kind
 from memlint.lint.imports import dotted
 from memlint.lint.model import Severity
@@ -95,7 +95,7 @@ def saved_otherwise(info: FunctionInfo, node: cst.Name) -> bool:
     for each in body_of(info):
         if not isinstance(each, cst.If) or each.orelse is None:
             continue
-        inside = [any(item is node for item in nodes(part)) for part in (each.body, each.orelse)]
+        inside = [holds(part, node) for part in (each.body, each.orelse)]
         if inside[0] is inside[1]:
             continue
         for call in nodes(each.orelse if inside[0] else each.body):

@@ -8,7 +8,7 @@ import libcst as cst
 
 from memlint.lint.flow import Flow
 from memlint.lint.flow.facts import CallEvent, FunctionFlow
-from memlint.lint.flow.syntax import nodes, place
+from memlint.lint.flow.syntax import holds, nodes, place
 from memlint.lint.flow.values import known_constant
 from memlint.lint.imports import dotted
 from memlint.lint.model import Severity
@@ -93,7 +93,7 @@ def main(model, optimizer, epochs, train_epoch, path):
                 return next(((i, top) for i, each in enumerate(order) if id(each) in inner), None)
         elif not outer:
             for i, each in enumerate(order):
-                if any(part is node for part in nodes(each)):
+                if holds(each, node):
                     return (i, node) if not isinstance(each, cst.Return) else None
         return None
 

@@ -12,7 +12,7 @@ import libcst as cst
 from memlint.lint.flow import Flow
 from memlint.lint.flow import knowledge as know
 from memlint.lint.flow.facts import CallEvent, Frame, FunctionFlow, Guard, Loop, Path, inside
-from memlint.lint.flow.syntax import nodes, place
+from memlint.lint.flow.syntax import holds, place
 from memlint.lint.flow.values import Kind, Source
 from memlint.lint.imports import dotted
 from memlint.lint.model import Severity
@@ -192,11 +192,6 @@ def bound_anew(function: FunctionFlow, alias: Alias, use: cst.CSTNode) -> bool:
             if place(each.target) == alias.target:
                 return order[id(each.statement)] > order[id(alias.statement)]
     return False
-
-
-def holds(statement: cst.CSTNode, node: cst.CSTNode) -> bool:
-    """Whether a node is (in) a statement."""
-    return any(each is node for each in nodes(statement))
 
 
 def receiver_of(call: CallEvent) -> str:

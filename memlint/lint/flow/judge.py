@@ -12,7 +12,7 @@ import libcst as cst
 
 from memlint.lint.flow.facts import Backward, FunctionFlow, Guard, Life, Loop, Store, StoreKind
 from memlint.lint.flow.index import blocks
-from memlint.lint.flow.syntax import nodes, place, runs_in_eval_mode, walk
+from memlint.lint.flow.syntax import holds, nodes, place, runs_in_eval_mode, walk
 from memlint.lint.flow.values import Grad, Grade, Origin, Source
 from memlint.lint.imports import dotted
 
@@ -109,7 +109,7 @@ def leaves_behind(loop: cst.CSTNode, node: cst.CSTNode) -> bool:
     """Whether a loop ends in the iteration that comes to `node`: a break, return or raise follows on every way."""
 
     def leaves(body: Sequence[cst.CSTNode], innermost: bool) -> bool:
-        place = next((i for i, each in enumerate(body) if any(item is node for item in nodes(each))), None)
+        place = next((i for i, each in enumerate(body) if holds(each, node)), None)
         if place is None:
             return False
         inner = innermost and not isinstance(body[place], (cst.For, cst.While))

@@ -186,6 +186,11 @@ def nodes(root: cst.CSTNode) -> Iterator[cst.CSTNode]:
         stack += reversed(below)
 
 
+def holds(root: cst.CSTNode, node: cst.CSTNode) -> bool:
+    """Whether `node` is `root` or stands below it."""
+    return any(each is node for each in nodes(root))
+
+
 #: what a flag is called that says whether a function is called in training
 _TRAINING_FLAGS = frozenset(("training", "is_training", "train_mode", "is_train"))
 
