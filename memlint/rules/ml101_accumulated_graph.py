@@ -102,7 +102,8 @@ def train(model, loader, criterion, optimizer):
         holder = f"`{store.helper}` of `{store.holder_text}`" if store.helper else f"`{store.holder_text}`"
         message = (
             f"{holder} sums `{what}` with its autograd graph {wording.until(store)}: {wording.cost(kept)}. "
-            f"Add `{edits.detached(store.expression, what)}` instead."
+            f"{'Return' if isinstance(store.node, cst.Return) else 'Add'} `{edits.detached(store.expression, what)}` "
+            f"instead."
         )
         certain = kept.grade is Grade.CERTAIN and kept.whole
         return self.finding(

@@ -10,6 +10,7 @@ import libcst as cst
 from memlint.lint.flow import Flow
 from memlint.lint.flow import knowledge as know
 from memlint.lint.flow.facts import Backward, BackwardKind, CallEvent, FunctionFlow
+from memlint.lint.flow.frameworks import runs_each_batch
 from memlint.lint.flow.values import EMPTY, Origin, Source
 from memlint.lint.model import Severity
 from memlint.rules import edits
@@ -191,22 +192,23 @@ def graph_of(flow: Flow, event: Backward) -> tuple[frozenset[Origin], bool]:
             continue
         seen.add(origin)
         if origin.source is Source.PARAM and flow.owner.get(origin, event.function) is event.function:
-            elsewhere = True
-        if origin.source not in _GRAPHS or root_of(origin).source is Source.ITER:
+            elsewhere = elsewhere or not is_batch(event.function, origin)
+        if origin.source not in _GRAPHS or origin.whole.source is Source.ITER:
             continue
         made.add(origin)
         stack += origin.parents
         base = origin.base
         while base is not None:
-            if base.source is Source.PARAM:
+            if base.source is Source.PARAM and not is_batch(event.function, base):
                 elsewhere = True
             stack += base.parents
             base = base.base
     return frozenset(made) or EMPTY, elsewhere
 
 
-def root_of(origin: Origin) -> Origin:
-    """What an item is (part of) an item of."""
-    while origin.base is not None:
-        origin = origin.base
-    return origin
+def is_batch(function: FunctionFlow, origin: Origin) -> bool:
+    """Whether a parameter is what a framework takes from a loader: it has no graph."""
+    info = function.info
+    if info is None or not runs_each_batch(function):
+        return False
+    return origin.site in (info.params.get(param.name.value) for param in info.parameters)

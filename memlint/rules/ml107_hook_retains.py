@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import libcst as cst
 
 from memlint.lint.flow import Flow
-from memlint.lint.flow.facts import CallEvent, FunctionFlow, Loop
+from memlint.lint.flow.facts import CallEvent, FunctionFlow, Life, Loop
 from memlint.lint.flow.index import FunctionInfo
 from memlint.lint.flow.syntax import names_in
 from memlint.lint.flow.values import Grad, Kind, Method, Origin, Source, Value
@@ -29,6 +29,8 @@ _FORWARD_HOOKS = frozenset(
     register_forward_hook register_forward_pre_hook register_module_forward_hook register_module_forward_pre_hook
     """.split()
 )
+#: hooks of every module of the process: they run whatever the file that registers them calls
+_OF_ALL_MODULES = frozenset(("register_module_forward_hook", "register_module_forward_pre_hook"))
 _STATISTICS = frozenset("sum mean std var norm max min item size dim numel".split())
 #: methods that run once a step or call
 _PER_CALL = frozenset("forward __call__ training_step train_step validation_step test_step".split())
@@ -80,22 +82,22 @@ class Watched(nn.Module):
         done: set[int] = set()
         for function in flow.functions:
             for event in list(function.calls.values()):
-                if not isinstance(event.node.func, cst.Attribute):
-                    continue
-                method = event.node.func.attr.value
+                method = (event.qualified or event.text).rsplit(".", 1)[-1]
+                if isinstance(event.node.func, cst.Attribute):
+                    method = event.node.func.attr.value
                 if method in _FORWARD_HOOKS and event.node.args:
                     hook = hook_of(flow, event)
                     if hook is not None and id(hook) not in done:
                         done.add(id(hook))
                         if not made_for_the_call(function, hook, event):
-                            yield from self.keeps(flow, function, hook)
-                elif method == "register_hook" and event.node.args:
+                            yield from self.keeps(flow, function, hook, of_all=method in _OF_ALL_MODULES)
+                elif method == "register_hook" and event.node.args and isinstance(event.node.func, cst.Attribute):
                     yield from self.of_itself(flow, function, event)
             yield from self.dropped(flow, function)
 
     # -- what a hook keeps -----------------------------------------------------------------------------------------
 
-    def keeps(self, flow: Flow, function: FunctionFlow, hook: FunctionInfo) -> Iterator[Draft]:
+    def keeps(self, flow: Flow, function: FunctionFlow, hook: FunctionInfo, *, of_all: bool) -> Iterator[Draft]:
         """Activations that a forward hook stores."""
         params = [param.name.value for param in hook.parameters][1 if hook.bound else 0 :]
         if len(params) < 2 or hook.flow is None:
@@ -107,7 +109,7 @@ class Watched(nn.Module):
                 call = statement.value
                 if isinstance(call.func, cst.Attribute) and call.func.attr.value in ("append", "appendleft"):
                     if call.args and seen & set(names_in(call.args[0].value)):
-                        yield from self.appended(flow, function, hook, module, call, text)
+                        yield from self.appended(flow, function, hook, module, call, text, of_all=of_all)
             for target, value in assignments(statement):
                 if isinstance(target, cst.Attribute) and dotted(target.value) == module:
                     if seen & set(names_in(value)) and not reduced(value) and left_behind(flow, target.attr.value):
@@ -120,7 +122,15 @@ class Watched(nn.Module):
                         )
 
     def appended(
-        self, flow: Flow, function: FunctionFlow, hook: FunctionInfo, module: str, call: cst.Call, text: str
+        self,
+        flow: Flow,
+        function: FunctionFlow,
+        hook: FunctionInfo,
+        module: str,
+        call: cst.Call,
+        text: str,
+        *,
+        of_all: bool,
     ) -> Iterator[Draft]:
         """`kept.append(output)`."""
         assert isinstance(call.func, cst.Attribute)
@@ -141,7 +151,9 @@ class Watched(nn.Module):
             return
         if emptied(flow, holder):
             return
-        if not rest and store.holder_node is not None and store.holder_node is not flow.module:
+        if of_all and function.is_module and store.life is Life.OUTER:
+            where = "from every call of any module"
+        elif not rest and store.holder_node is not None and store.holder_node is not flow.module:
             growing = self.called_in_loop(function)
             if growing is None or made_in(hook, holder, growing.loops[-1]):
                 return

@@ -9,6 +9,7 @@ import libcst as cst
 from memlint.lint.flow import Flow
 from memlint.lint.flow import knowledge as know
 from memlint.lint.flow.facts import CallEvent, FunctionFlow
+from memlint.lint.flow.frameworks import keeps_log
 from memlint.lint.flow.values import Grad, Grade, Kind, Origin, Source
 from memlint.lint.imports import dotted
 from memlint.lint.model import Severity
@@ -36,6 +37,7 @@ class LoggedGraph(Rule):
         (".mean().item()", ".update(", ".items()"),
         ("wandb", ".backward("),
         (".log(", ".backward("),
+        (".log(", "def compute_loss"),
         ("log_metrics", ".backward("),
     )
     bad = """
@@ -96,19 +98,24 @@ def report(out, meter):
         receiver = call.text.rsplit(".", 2)[-2] if "." in call.text else ""
         if know.FABRIC_NAME.match(receiver):
             return  # Fabric.log_dict makes numbers of tensors (2.6.6, fabric.py)
+        kept = keeps_log(function, call.text)
         for arg in call.node.args:
-            if not isinstance(arg.value, cst.Dict) or not call.loops:
+            if not isinstance(arg.value, cst.Dict) or not (call.loops or kept):
                 continue
             for element in arg.value.elements:
                 if not isinstance(element, cst.DictElement) or not isinstance(element.value, (cst.Name, cst.Attribute)):
                     continue
-                origins = self.held(flow, function, element.value)
-                if origins:
+                if self.held(flow, function, element.value):
                     text = wording.short(flow.text(element.value))
+                    keeps = (
+                        "the Trainer appends the dict to state.log_history as it is, and"
+                        if kept
+                        else "if it stores what it is given, it"
+                    )
                     yield self.finding(
                         element.value,
-                        f"`{dotted(call.node.func)}` is given `{text}` with its autograd graph: if it stores what it "
-                        f"is given, it keeps the graph of every step. `{text}.item()` or `.detach()` keeps a number.",
+                        f"`{dotted(call.node.func)}` is given `{text}` with its autograd graph: {keeps} keeps the "
+                        f"graph of every step. `{text}.item()` or `.detach()` keeps a number.",
                         severity=Severity.NOTE,
                     )
 
@@ -118,4 +125,4 @@ def report(out, meter):
         value = function.seen.get(id(node))
         if value is None or not value.graph:
             return False
-        return all(flow.grade(origin) is Grade.CERTAIN for origin in value.graph)
+        return all(flow.grade(origin) is Grade.CERTAIN or origin.site.term for origin in value.graph)

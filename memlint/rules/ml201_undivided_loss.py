@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import libcst as cst
 
 from memlint.lint.flow import Flow
-from memlint.lint.flow.facts import Backward, BackwardKind
+from memlint.lint.flow.facts import Backward, BackwardKind, runs_in
 from memlint.lint.flow.values import Source
 from memlint.lint.flow.windows import Window, windows
 from memlint.lint.model import Severity
@@ -63,7 +63,7 @@ def train(model, loader, criterion, optimizer, accum_steps):
         if window.guard is None and not window.named:
             return False  # a loop over losses or tasks: a sum is what is meant
         for clear in event.function.optimizer:
-            if clear.what.value == "zero_grad" and window.loop in clear.path and not _waits(clear.path, window):
+            if clear.what.value == "zero_grad" and runs_in(clear.path, window.loop) and not _waits(clear.path, window):
                 return False  # cleared every time: that is ML202
         return not any("sum" in origin.site.calls for origin in event.reach if origin.source is Source.LOSS_CALL)
 
@@ -110,9 +110,7 @@ def _waits(path: tuple[object, ...], window: Window) -> bool:
 def opaque_loss(event: Backward) -> bool:
     """Whether the loss comes from a function of the project that may divide by itself."""
     for origin in event.value.graph:
-        base = origin
-        while base.base is not None:
-            base = base.base
+        base = origin.whole
         if base.source in (Source.CALL, Source.PARAM) and not base.returned:
             return True
     return False

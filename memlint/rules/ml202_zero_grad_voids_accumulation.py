@@ -57,7 +57,9 @@ def train(model, loader, criterion, optimizer, accum_steps):
         """Whether `clear` throws away what the window accumulates."""
         if deferred(clear.path):
             return False
-        if clear.what is not OptimizerCall.ZERO_GRAD or clear.loops[-1:] != (window.loop,):
+        if clear.what is not OptimizerCall.ZERO_GRAD or clear.loops[-1:] != (
+            () if window.loop is None else (window.loop,)
+        ):
             return False
         if clear.receiver_text != window.step.receiver_text and not is_model(clear):
             return False
@@ -71,13 +73,13 @@ def train(model, loader, criterion, optimizer, accum_steps):
             return False
         if window.guard is None and not window.named and clear.receiver_text != window.step.receiver_text:
             return False
-        return not isinstance(window.loop.node, cst.While) or window.guard is not None
+        return window.guard is not None or window.loop is None or not isinstance(window.loop.node, cst.While)
 
     def draft(self, window: Window, clear: OptimizerEvent) -> Draft:
         """The finding."""
         message = (
-            f"`{wording.short(clear.receiver_text)}.zero_grad()` runs in every iteration of "
-            f"{wording.loop_name(window.loop)} while `{wording.short(window.step.receiver_text)}.step()` waits for the "
+            f"`{wording.short(clear.receiver_text)}.zero_grad()` runs in every "
+            f"{wording.turn(window.loop)} while `{wording.short(window.step.receiver_text)}.step()` waits for the "
             f"end of the window: only the last micro-batch counts. Clear the gradients after step() instead."
         )
         return self.finding(

@@ -8,7 +8,7 @@ import libcst as cst
 
 from memlint.lint.flow import Flow
 from memlint.lint.flow import knowledge as know
-from memlint.lint.flow.facts import Backward, BackwardKind, Division, FunctionFlow
+from memlint.lint.flow.facts import Backward, BackwardKind, Division, FunctionFlow, runs_in
 from memlint.lint.flow.syntax import names_in
 from memlint.lint.flow.values import Source
 from memlint.lint.flow.windows import Window, windows
@@ -54,7 +54,7 @@ def train(model, loader, criterion, optimizer, accum_steps):
     def in_window(self, flow: Flow, function: FunctionFlow, window: Window) -> Iterator[Draft]:
         """Divisions of the loss of a window."""
         for division in divisions(function, window.backward):
-            if window.loop not in division.path:
+            if not runs_in(division.path, window.loop):
                 continue
             counters = counters_of(window)
             if counters & set(names_in(division.divisor)) and window.named:
@@ -119,6 +119,8 @@ def divisions(function: FunctionFlow, event: Backward) -> Iterator[Division]:
 
 def counters_of(window: Window) -> set[str]:
     """The names that count the iterations of the window's loop."""
+    if window.loop is None:
+        return {"batch_idx"}
     node = window.loop.node
     if not isinstance(node, cst.For):
         return set()

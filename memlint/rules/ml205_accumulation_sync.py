@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import libcst as cst
 
 from memlint.lint.flow import Flow
-from memlint.lint.flow.facts import BackwardKind, FunctionFlow
+from memlint.lint.flow.facts import BackwardKind, FunctionFlow, runs_in
 from memlint.lint.flow.syntax import walk
 from memlint.lint.flow.values import known_constant
 from memlint.lint.flow.windows import windows
@@ -128,7 +128,7 @@ def train(model, loader, criterion, optimizer, accum_steps):
         for window in windows(function):
             if window.backward.kind not in (BackwardKind.TENSOR, BackwardKind.AUTOGRAD) or not window.named:
                 continue
-            runs = (call for call in function.calls.values() if window.loop in call.path)
+            runs = (call for call in function.calls.values() if runs_in(call.path, window.loop))
             if not any(dotted(item) in models for call in runs for item in walk(call.node.func)):
                 continue
             yield self.finding(

@@ -9,6 +9,7 @@ import libcst as cst
 
 from memlint.lint.flow import Flow
 from memlint.lint.flow.facts import CallEvent, FunctionFlow, Loop
+from memlint.lint.flow.frameworks import evaluates
 from memlint.lint.flow.values import Grad, Grade, Source
 from memlint.lint.model import Severity
 from memlint.rules import wording
@@ -16,6 +17,8 @@ from memlint.rules.base import Draft, DraftFix, NodeEdit, Rule
 from memlint.rules.ml403_volatile_ignored import NO_GRAD_SINCE
 from memlint.rules.training import in_tests
 
+#: methods that run the model of a Trainer of transformers, or of a net of skorch
+_FORWARDS = frozenset(("self.compute_loss", "self.infer"))
 #: models of atoms and molecules differentiate energies for forces, in evaluation too
 _FORCES = re.compile(r"(?<![a-z])forces?(?![a-z])", re.I)
 
@@ -35,7 +38,13 @@ class EvalWithoutNoGrad(Rule):
     """
 
     code, name, severity = "ML401", "eval-without-no-grad", Severity.WARNING
-    triggers = (".eval()", "train(False)", "train(mode=False)")
+    triggers = (
+        ".eval()",
+        "train(False)",
+        "train(mode=False)",
+        ("Trainer", "def prediction_step"),
+        ("skorch", "def validation_step"),
+    )
     bad = """
 import torch
 
@@ -55,31 +64,35 @@ def validate(model, loader, criterion):
         if capped is not None and capped <= NO_GRAD_SINCE:
             return
         for function in flow.functions:
-            if not function.evals or self.wants_grad(flow, function):
+            framework = evaluates(function)
+            if not (function.evals or framework) or self.wants_grad(flow, function):
                 continue
             seen: set[str] = set()
             for event in sorted(function.calls.values(), key=lambda event: event.order):
-                if event.text not in seen and self.builds_graph(flow, function, event):
+                if event.text not in seen and self.builds_graph(flow, function, event, driven=bool(framework)):
                     if flow.may_run_without_grad(function):
                         break
                     seen.add(event.text)
-                    yield self.draft(flow, function, event)
+                    yield self.draft(flow, function, event, framework)
 
     @staticmethod
     def wants_grad(flow: Flow, function: FunctionFlow) -> bool:
         """Whether the function asks for gradients, or trains."""
-        if function.backwards or function.asks_grad or any(e.what.value == "step" for e in function.optimizer):
+        if function.is_forward or function.backwards or function.asks_grad:
             return True
-        if function.name == "forward" and function.cls is not None:
-            return True  # part of a model, which others train
+        if any(e.what.value == "step" for e in function.optimizer):
+            return True
         return flow.grad_of(function) is not Grad.ON
 
-    def builds_graph(self, flow: Flow, function: FunctionFlow, event: CallEvent) -> bool:
-        """Whether a call runs a model in eval mode, in a loop, with autograd on."""
-        if event.mode != "eval" or event.grad is not Grad.ON or not self.loops(event):
+    def builds_graph(self, flow: Flow, function: FunctionFlow, event: CallEvent, *, driven: bool) -> bool:
+        """Whether a call runs a model in eval mode, in a loop, with autograd on.
+
+        driven: both the mode and the loop are those of the framework that calls the function.
+        """
+        if event.grad is not Grad.ON or (not driven and (event.mode != "eval" or not self.loops(event))):
             return False
         origins = [origin for origin in event.result.graph if origin.node is event.node]
-        if not origins or not self.runs_model(event):
+        if not origins or not (self.runs_model(event) or (driven and event.text in _FORWARDS)):
             return False
         if any(flow.grade(origin) is Grade.NO for origin in origins):
             return False
@@ -87,7 +100,7 @@ def validate(model, loader, criterion):
         for other in function.calls.values():
             if other.text == event.text and other.grad is Grad.OFF:
                 return False  # the author knows: this call is outside the block on purpose
-        if self.trained_here(flow, function, event):
+        if not driven and self.trained_here(flow, function, event):
             return False
         return not any(self.same_model(model, frozen) for each in flow.functions for frozen in each.frozen)
 
@@ -119,16 +132,18 @@ def validate(model, loader, criterion):
         del flow
         return False
 
-    def draft(self, flow: Flow, function: FunctionFlow, event: CallEvent) -> Draft:
+    def draft(self, flow: Flow, function: FunctionFlow, event: CallEvent, framework: str) -> Draft:
         """The finding."""
-        evaluated = function.evals.get(event.text) or next(iter(function.evals.values()))
+        evaluated = function.evals.get(event.text) or next(iter(function.evals.values()), None)
         fix = self.fix(flow, function)
         name = "this script" if function.is_module else f"`{function.name}`"
-        where = wording.loop_name(self.loops(event)[-1])
+        if framework:
+            why = f": {framework} calls {name} in eval mode, but leaves it to the method to switch it off"
+        else:
+            why = f" in {wording.loop_name(self.loops(event)[-1])}: eval() does not switch it off"
         message = (
-            f"`{wording.short(event.text)}` runs with autograd on in {where}: eval() does not switch it off, so every "
-            f"forward pass of {name} saves its activations for a backward that never comes (peak). "
-            f"Run it under torch.no_grad()."
+            f"`{wording.short(event.text)}` runs with autograd on{why}, so every forward pass of {name} saves "
+            f"its activations for a backward that never comes (peak). Run it under torch.no_grad()."
         )
         if self.needs_inner_grad(flow):
             message = message.replace(

@@ -18,7 +18,7 @@ from memlint.lint.imports import dotted
 from memlint.lint.model import Severity
 from memlint.rules import edits, wording
 from memlint.rules.base import Draft, DraftFix, Rule
-from memlint.rules.state_dicts import Copied, state_of
+from memlint.rules.state_dicts import Copied, handed_on, state_of
 from memlint.rules.training import assignments, body_of, small_statements, suites, trains, trains_in
 
 #: things whose state_dict holds numbers: taking it copies them (torch 2.13: optim/lr_scheduler.py, amp/grad_scaler.py)
@@ -49,7 +49,13 @@ class StateDictAlias(Rule):
     """
 
     code, name, severity = "ML703", "state-dict-alias", Severity.WARNING
-    triggers = (("state_dict()", "best"), ("state_dict()", ".backward("), ("state_dict()", "step("))
+    triggers = (
+        ("state_dict()", "best"),
+        ("state_dict()", ".backward("),
+        ("state_dict()", "step("),
+        ("accelerator.get_state_dict(", "best"),
+        ("accelerator.get_state_dict(", ".backward("),
+    )
     bad = """
 def fit(model, epochs, train_epoch, validate):
     lowest, best = float("inf"), None
@@ -133,10 +139,12 @@ def fit(model, epochs, train_epoch, validate):
     def draft(self, flow: Flow, alias: Alias, use: cst.CSTNode) -> Draft:
         """The finding."""
         receiver = wording.short(receiver_of(alias.event) or "model")
+        gathered = handed_on(alias.event.node) is not None
+        unless = " (unless DeepSpeed's stage 3 or FSDP gather them)" if gathered else ""
         message = (
-            f"`{wording.short(alias.target)}` keeps the tensors of `{receiver}` themselves, no copies: every optimizer "
-            "step changes them, so what is used later are the last weights, not these. Keep copies: "
-            f"{{k: v.detach().cpu().clone() for k, v in {receiver}.state_dict().items()}}."
+            f"`{wording.short(alias.target)}` keeps the tensors of `{receiver}` themselves, no copies{unless}: every "
+            "optimizer step changes them, so what is used later are the last weights, not these. Keep copies: "
+            f"{{k: v.detach().cpu().clone() for k, v in {wording.short(flow.text(alias.event.node))}.items()}}."
         )
         return self.finding(
             alias.value, message, fix=self.fix(flow, alias), related=[(use, "the changed weights are used here")]
@@ -195,7 +203,9 @@ def bound_anew(function: FunctionFlow, alias: Alias, use: cst.CSTNode) -> bool:
 
 
 def receiver_of(call: CallEvent) -> str:
-    """The text of what a method is called on."""
+    """The text of what a method is called on, or of the model that an Accelerator takes the weights of."""
+    if (model := handed_on(call.node)) is not None:
+        return dotted(model)
     return dotted(call.node.func.value) if isinstance(call.node.func, cst.Attribute) else ""
 
 

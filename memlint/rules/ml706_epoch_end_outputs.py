@@ -122,9 +122,7 @@ def is_batch(step: FunctionInfo, value: Value) -> bool:
     batch = set(step.params.values())
     for origin in value.objects:
         site = origin.site
-        base = site
-        while base.base is not None:
-            base = base.base.site
+        base = site.whole.site
         item_of_batch = base is not site and base in batch
         if not item_of_batch and site.source is not Source.MODEL_CALL:
             return False

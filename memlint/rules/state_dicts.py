@@ -7,6 +7,7 @@ import enum
 import libcst as cst
 
 from memlint.lint.flow import Flow
+from memlint.lint.flow import knowledge as know
 from memlint.lint.flow.syntax import walk
 from memlint.lint.imports import dotted
 from memlint.rules.training import keyword
@@ -38,6 +39,8 @@ def state_of(flow: Flow, node: cst.BaseExpression) -> tuple[cst.Call, Copied] | 
         if func.attr.value == "state_dict" and all(arg.keyword is not None for arg in node.args):
             moved = any(isinstance(item, cst.Call) and _to_cpu(item) for item in walk(func.value))
             return node, Copied.ELSEWHERE if moved else Copied.NO
+        if func.attr.value == "get_state_dict" and handed_on(node) is not None:
+            return node, Copied.NO
         if func.attr.value == "copy" and not node.args:
             return state_of(flow, func.value)
     name = flow.qualify(dotted(func))
@@ -47,6 +50,20 @@ def state_of(flow: Flow, node: cst.BaseExpression) -> tuple[cst.Call, Copied] | 
         inner = state_of(flow, node.args[0].value)
         return None if inner is None else (inner[0], Copied.ON_DEVICE if inner[1] is Copied.NO else inner[1])
     return None
+
+
+def handed_on(node: cst.Call) -> cst.BaseExpression | None:
+    """The model of `accelerator.get_state_dict(model)`.
+
+    Accelerate 1.15.0, accelerator.py, `Accelerator.get_state_dict`: it returns `model.state_dict()`, but for
+    DeepSpeed's stage 3 and FSDP, which gather copies.
+    """
+    func = node.func
+    if not isinstance(func, cst.Attribute) or func.attr.value != "get_state_dict":
+        return None
+    receiver = dotted(func.value).rsplit(".", 1)[-1]
+    model = keyword(node, "model", 0)
+    return model.value if model is not None and know.ACCELERATOR_NAME.match(receiver) else None
 
 
 def _comprehended(flow: Flow, node: cst.DictComp) -> tuple[cst.Call, Copied] | None:

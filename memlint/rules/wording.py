@@ -26,6 +26,11 @@ def loop_name(loop: Loop | None) -> str:
     return f"the loop over `{short(loop.over_text)}`"
 
 
+def turn(loop: Loop | None) -> str:
+    """`iteration of the loop over loader`; None: the function is called once a batch by a framework."""
+    return "call" if loop is None else f"iteration of {loop_name(loop)}"
+
+
 def until(store: Store) -> str:
     """How long a store keeps what it is given."""
     if store.across is not None:

@@ -175,7 +175,6 @@ class Model(L.LightningModule):
     def on_train_batch_end(self, outputs, batch, batch_idx):
         self.history.append(outputs["logits"])  # ML102
 """,
-        wrong="silent: `outputs` is not joined to what training_step returns",
     ),
     Program(
         "lightning.manual",
@@ -275,7 +274,6 @@ class Model(pl.LightningModule):
             opt.step()
             opt.zero_grad()
 """,
-        wrong="silent: a window wants a loop in the function, and this loop is Lightning's",
     ),
     Program(
         "lightning.evaluation",
@@ -448,7 +446,6 @@ class Model(pl.LightningModule):
     def validation_step(self, batch, batch_idx):
         return self.shared_step(batch, "val")
 """,
-        wrong="silent: judge takes a loss that a caller backwards for one that is needed",
     ),
     Program(
         "lightning.evaluation",
@@ -508,7 +505,6 @@ class Model(pl.LightningModule):
         if (batch_idx + 1) % self.accumulation_steps == 0:
             opt.step()
 """,
-        wrong="silent: a window wants a loop in the function, and this loop is Lightning's",
     ),
     Program(
         "lightning.manual",
@@ -529,7 +525,6 @@ class Model(pl.LightningModule):
         self.manual_backward(loss, retain_graph=True)  # ML105
         opt.step()
 """,
-        wrong="silent: the batch is a parameter, so its graph may come from elsewhere",
     ),
     Program(
         "lightning.manual",
@@ -713,6 +708,113 @@ class Model(L.LightningModule):
 
     def on_train_epoch_end(self):
         self.total = torch.tensor(0.0)
+""",
+    ),
+    Program(
+        "lightning.batch-end",
+        "entries that the step detached, and one detached by the hook",
+        """
+import lightning as L
+import torch.nn.functional as F
+
+class Model(L.LightningModule):
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        logits, hidden = self.net(x), self.net.hidden(x)
+        return {"loss": F.cross_entropy(logits, y), "logits": logits.detach(), "hidden": hidden}
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        self.history.append(outputs["logits"])
+        self.hidden.append(outputs["hidden"].detach())
+""",
+    ),
+    Program(
+        "lightning.automatic",
+        "a method that training_step and validation_step share keeps a detached loss",
+        """
+import lightning.pytorch as pl
+import torch.nn.functional as F
+
+class Model(pl.LightningModule):
+    def shared_step(self, batch, stage):
+        x, y = batch
+        loss = F.cross_entropy(self.net(x), y)
+        self.losses[stage].append(loss.detach())
+        return loss
+
+    def training_step(self, batch, batch_idx):
+        return self.shared_step(batch, "train")
+""",
+    ),
+    Program(
+        "lightning.automatic",
+        "a method keeps parts of the loss, which training_step adds up",
+        """
+import lightning.pytorch as pl
+import torch.nn.functional as F
+
+class Model(pl.LightningModule):
+    def shared_step(self, batch):
+        x, y = batch
+        loss = F.cross_entropy(self.net(x), y)
+        self.parts.append(loss)
+        return loss
+
+    def training_step(self, batch, batch_idx):
+        loss = self.shared_step(batch)
+        return loss + 0.1 * sum(self.parts)
+""",
+    ),
+    Program(
+        "lightning.automatic",
+        "a method keeps its losses, which another caller backwards later",
+        """
+import lightning.pytorch as pl
+import torch.nn.functional as F
+
+class Model(pl.LightningModule):
+    def shared_step(self, batch):
+        x, y = batch
+        loss = F.cross_entropy(self.net(x), y)
+        self.parts.append(loss)
+        return loss
+
+    def training_step(self, batch, batch_idx):
+        return self.shared_step(batch)
+
+    def warm_up(self, batches):
+        for batch in batches:
+            self.shared_step(batch)
+        sum(self.parts).backward()
+""",
+    ),
+    Program(
+        "lightning.manual",
+        "accumulation by hand as it should be, and a second optimizer that steps every time",
+        """
+import lightning.pytorch as pl
+import torch.nn.functional as F
+
+class Model(pl.LightningModule):
+    def training_step(self, batch, batch_idx):
+        opt = self.optimizers()
+        x, y = batch
+        loss = F.mse_loss(self.net(x), y) / self.accumulation_steps
+        self.manual_backward(loss)
+        if (batch_idx + 1) % self.accumulation_steps == 0:
+            opt.step()
+            opt.zero_grad()
+
+class Gan(pl.LightningModule):
+    def training_step(self, batch, batch_idx):
+        opt_g, opt_d = self.optimizers()
+        opt_d.zero_grad()
+        self.manual_backward(self.loss_d(batch))
+        opt_d.step()
+        if (batch_idx + 1) % self.every_n_steps == 0:
+            opt_g.zero_grad()
+            self.manual_backward(self.loss_g(batch))
+            opt_g.step()
 """,
     ),
 ]
@@ -916,6 +1018,24 @@ class Runner:
             optimizer.step()
             losses.append(loss)  # ML102
         return losses
+""",
+    ),
+    Program(
+        "fabric.backward",
+        "a parameter of another name that is annotated",
+        """
+from lightning.fabric import Fabric
+from torch import optim
+
+def train(runner: Fabric, model, stepper: optim.Optimizer, criterion, loader):
+    total = 0.0
+    for x, y in loader:
+        stepper.zero_grad()
+        loss = criterion(model(x), y)
+        runner.backward(loss)
+        stepper.step()
+        total += loss  # ML101
+    return total
 """,
     ),
 ]
@@ -1242,14 +1362,11 @@ def train(accelerator, model, optimizer, loader, validate, epochs):
             best_state = accelerator.get_state_dict(model)  # ML703
     model.load_state_dict(best_state)
 """,
-        wrong="silent: get_state_dict is not known to hand out the state_dict itself",
     ),
     Program(
         "accelerate.state-dict",
         "the best weights, copied",
         """
-import copy
-
 def train(accelerator, model, optimizer, loader, validate, epochs):
     best, best_state = 1e9, None
     for _ in range(epochs):
@@ -1280,6 +1397,26 @@ def train(model, optimizer, loader, accum_steps):
         if (i + 1) % accum_steps == 0:
             optimizer.step()
             optimizer.zero_grad()
+""",
+    ),
+    Program(
+        "accelerate.state-dict",
+        "the best weights of get_state_dict, copied, and some that are saved at once",
+        """
+def train(accelerator, model, optimizer, loader, validate, epochs):
+    best, best_state = 1e9, None
+    for epoch in range(epochs):
+        for batch in loader:
+            accelerator.backward(model(**batch).loss)
+            optimizer.step()
+            optimizer.zero_grad()
+        score = validate(model)
+        if score < best:
+            best = score
+            best_state = {k: v.detach().cpu().clone() for k, v in accelerator.get_state_dict(model).items()}
+        state = accelerator.get_state_dict(model)
+        accelerator.save(state, f"{epoch}.pt")
+    model.load_state_dict(best_state)
 """,
     ),
 ]
@@ -1390,7 +1527,6 @@ class Mine(Trainer):
         self.accelerator.backward(loss)
         return loss  # ML101
 """,
-        wrong="silent: what Trainer does with the result is not known",
     ),
     Program(
         "trainer.training-step",
@@ -1434,7 +1570,6 @@ class Mine(Trainer):
         outputs = model(**inputs)  # ML401
         return outputs.loss, outputs.logits, inputs["labels"]
 """,
-        wrong="silent: what Trainer does with the result is not known",
     ),
     Program(
         "trainer.callback",
@@ -1555,7 +1690,6 @@ class Mine(Trainer):
         self.log({"task": outputs.loss})  # ML112
         return loss
 """,
-        wrong="silent: that Trainer.log keeps what it is given is not known",
     ),
     Program(
         "trainer.generate",
@@ -1604,6 +1738,60 @@ class Mine(BaseTrainer):
             self.optimizer.zero_grad()
             torch.stack(self.losses).mean().backward()
             self.optimizer.step()
+""",
+    ),
+    Program(
+        "trainer.training-step",
+        "a detached loss, and what the Trainer's own step returns",
+        """
+from transformers import Trainer
+
+class Mine(Trainer):
+    def training_step(self, model, inputs, num_items_in_batch=None):
+        model.train()
+        inputs = self._prepare_inputs(inputs)
+        loss = self.compute_loss(model, inputs)
+        self.accelerator.backward(loss)
+        return loss.detach() / self.args.gradient_accumulation_steps
+
+class Other(Trainer):
+    def training_step(self, model, inputs, num_items_in_batch=None):
+        loss = super().training_step(model, inputs, num_items_in_batch)
+        self.count += 1
+        return loss
+""",
+    ),
+    Program(
+        "trainer.prediction-step",
+        "an override that hands on to the Trainer's own, and one that decides by itself",
+        """
+import torch
+from transformers import Trainer
+
+class Mine(Trainer):
+    def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
+        loss, logits, labels = super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
+        return loss, logits.argmax(-1), labels
+
+class Other(Trainer):
+    @torch.no_grad()
+    def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
+        loss, outputs = self.compute_loss(model, inputs, return_outputs=True)
+        return loss, outputs.logits, inputs["labels"]
+""",
+    ),
+    Program(
+        "trainer.log",
+        "numbers go into the history",
+        """
+from transformers import Trainer
+
+class Mine(Trainer):
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        outputs = model(**inputs)
+        task = outputs.loss.item()
+        self.log({"task": task})
+        return outputs.loss + outputs.logits.square().mean()
 """,
     ),
 ]
@@ -2084,7 +2272,6 @@ def build(model, optimizer, loss_fn):
 
     return trainer, losses
 """,
-        wrong="silent: `engine.state.output` is not joined to output_transform",
     ),
     Program(
         "ignite.process-function",
@@ -2152,7 +2339,6 @@ def build(model, optimizer, criterion):
 
     return trainer, history
 """,
-        wrong="silent: `engine.state.output` is not joined to the process function",
     ),
     Program(
         "ignite.process-function",
@@ -2172,7 +2358,6 @@ def build(model, optimizer, criterion, accumulation_steps):
 
     return Engine(update)
 """,
-        wrong="silent: a window wants a loop in the function, and this loop is Ignite's",
     ),
     Program(
         "ignite.evaluator",
@@ -2289,6 +2474,96 @@ def build(model, optimizer, criterion, scaler, accumulation_steps):
     return Engine(update)
 """,
     ),
+    Program(
+        "ignite.process-function",
+        "handlers that collect numbers, and one that looks at a live output",
+        """
+from ignite.engine import Engine, Events
+
+def build(model, optimizer, criterion):
+    history = []
+
+    def update(engine, batch):
+        optimizer.zero_grad()
+        x, y = batch
+        loss = criterion(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return {"loss": loss, "number": loss.item()}
+
+    trainer = Engine(update)
+
+    @trainer.on(Events.ITERATION_COMPLETED(every=10))
+    def keep(engine):
+        history.append(engine.state.output["number"])
+        print(engine.state.output["loss"])
+
+    return trainer, history
+""",
+    ),
+    Program(
+        "ignite.process-function",
+        "a handler that is added collects a live entry of the output",
+        """
+from ignite.engine import Engine, Events
+
+history = []
+
+def update(engine, batch):
+    optimizer.zero_grad()
+    x, y = batch
+    loss = criterion(model(x), y)
+    loss.backward()
+    optimizer.step()
+    return {"loss": loss, "number": loss.item()}
+
+def keep(engine):
+    history.append(engine.state.output["loss"])  # ML102
+
+def build():
+    trainer = Engine(update)
+    trainer.add_event_handler(Events.ITERATION_COMPLETED, keep)
+    return trainer
+""",
+    ),
+    Program(
+        "ignite.process-function",
+        "an accumulation that is divided, in a file of its own",
+        """
+from ignite.engine import Engine
+
+def build(model, optimizer, criterion, accumulation_steps):
+    def update(engine, batch):
+        x, y = batch
+        loss = criterion(model(x), y) / accumulation_steps
+        loss.backward()
+        if engine.state.iteration % accumulation_steps == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+        return loss.item()
+
+    return Engine(update)
+""",
+    ),
+    Program(
+        "ignite.trainer",
+        "an output that is a number, collected",
+        """
+from ignite.engine import create_supervised_trainer, Events
+
+def build(model, optimizer, loss_fn):
+    trainer = create_supervised_trainer(
+        model, optimizer, loss_fn, output_transform=lambda x, y, y_pred, loss: loss.item()
+    )
+    losses = []
+
+    @trainer.on(Events.ITERATION_COMPLETED)
+    def keep(engine):
+        losses.append(engine.state.output)
+
+    return trainer, losses
+""",
+    ),
 ]
 
 SKORCH = [
@@ -2402,7 +2677,6 @@ class Net(NeuralNet):
         loss = self.get_loss(y_pred, y, X=x, training=False)
         return {"loss": loss, "y_pred": y_pred}
 """,
-        wrong="silent: what NeuralNet does with the result is not known",
     ),
     Program(
         "skorch.infer",
@@ -2430,7 +2704,6 @@ class Record(Callback):
         if training:
             self.losses_.append(loss)  # ML102
 """,
-        wrong="silent: the live `loss` and `y_pred` of on_batch_end are not known",
     ),
     Program(
         "skorch.callback",
@@ -2443,6 +2716,20 @@ class Record(Callback):
         if training:
             self.losses_.append(loss.item())
             self.entropies_.append(y_pred.detach().softmax(1).std().item())
+""",
+    ),
+    Program(
+        "skorch.callback",
+        "a callback keeps the loss of validation, and a number in training",
+        """
+from skorch.callbacks import Callback
+
+class Record(Callback):
+    def on_batch_end(self, net, batch=None, training=False, loss=None, y_pred=None, **kwargs):
+        if not training:
+            self.losses_.append(loss)
+        else:
+            self.numbers_.append(loss.item())
 """,
     ),
 ]
@@ -2526,7 +2813,6 @@ def train(model, criterion, optimizer, loader):
         values.update(loss)  # ML102
     return values.compute()
 """,
-        wrong="silent: torchmetrics with a list state are not known",
     ),
     Program(
         "torchmetrics.list-state",
@@ -2662,6 +2948,22 @@ def validate(model, loader):
     return accuracy.compute()
 """,
     ),
+    Program(
+        "torchmetrics.list-state",
+        "a list state of what is made without gradients",
+        """
+import torch
+from torchmetrics import CatMetric
+
+def validate(model, loader):
+    values = CatMetric()
+    model.eval()
+    with torch.no_grad():
+        for x, _ in loader:
+            values.update(model(x))
+    return values.compute()
+""",
+    ),
 ]
 
 PIPELINING = [
@@ -2702,7 +3004,6 @@ def train(stage, optimizer, loss_fn, loader):
         history.append(torch.stack(losses).mean())  # ML102
     return history
 """,
-        wrong="silent: that step() fills `losses` is not known",
     ),
     Program(
         "pipelining.step",
@@ -2733,6 +3034,25 @@ def evaluate(schedule, loader):
             schedule.eval(x, target=y, losses=losses)
         total += torch.stack(losses).mean()
     return total
+""",
+    ),
+    Program(
+        "pipelining.step",
+        "losses of a schedule that splits backward in two, which detaches them",
+        """
+import torch
+from torch.distributed.pipelining import ScheduleInterleavedZeroBubble
+
+def train(stages, optimizer, loss_fn, loader):
+    schedule = ScheduleInterleavedZeroBubble(stages, n_microbatches=4, loss_fn=loss_fn)
+    history = []
+    for x, y in loader:
+        optimizer.zero_grad()
+        losses = []
+        schedule.step(x, target=y, losses=losses)
+        optimizer.step()
+        history.append(torch.stack(losses).mean())
+    return history
 """,
     ),
 ]
@@ -3224,7 +3544,6 @@ def hook(module, inputs, output):
 
 torch.nn.modules.module.register_module_forward_hook(hook)
 """,
-        wrong="silent: ML107 does not know register_module_forward_hook",
     ),
     Program(
         "func.grad",
@@ -3266,6 +3585,42 @@ def meta_train(model, criterion, optimizer, tasks, rate, inner):
             outer += criterion(functional_call(model, params, (query_x,)), query_y)
         outer.backward()
         optimizer.step()
+""",
+    ),
+    Program(
+        "hooks.forward",
+        "a hook of all modules whose list is emptied, and one that keeps shapes",
+        """
+import torch
+from torch.nn.modules.module import register_module_forward_hook
+
+kept, shapes = [], []
+
+def hook(module, inputs, output):
+    kept.append(output)
+
+def look(module, inputs, output):
+    shapes.append(output.shape)
+
+register_module_forward_hook(hook)
+register_module_forward_hook(look)
+
+def start():
+    kept.clear()
+""",
+    ),
+    Program(
+        "hooks.forward",
+        "a hook of all modules, imported by its own name",
+        """
+from torch.nn.modules.module import register_module_forward_hook
+
+kept = []
+
+def hook(module, inputs, output):
+    kept.append(output)  # ML107
+
+register_module_forward_hook(hook)
 """,
     ),
 ]

@@ -10,17 +10,18 @@ expressions, calls, interp
 summary      what a function does, as its callers see it
 facts        what the rules get: stores, backwards, optimizer calls, loops
 knowledge    facts about torch and its neighbours, in tables
+frameworks   who calls a method, with what, and what becomes of its result
 """
 
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import libcst as cst
 
+from memlint.lint.flow import frameworks
 from memlint.lint.flow import knowledge as know
 from memlint.lint.flow.calls import reach
 from memlint.lint.flow.facts import (
@@ -38,6 +39,7 @@ from memlint.lint.flow.interp import Interpreter
 from memlint.lint.flow.state import State
 from memlint.lint.flow.summary import Summary
 from memlint.lint.flow.values import (
+    CALLS,
     NONE,
     NUMBER,
     UNKNOWN,
@@ -57,14 +59,6 @@ if TYPE_CHECKING:
     from memlint.lint.analysis import AnalysisSettings
     from memlint.lint.project import Project
 
-#: What Lightning runs under no_grad or inference_mode, of modules and (the `on_` hooks) of callbacks: all of its
-#: evaluation and prediction loops (lightning 2.6.6, loops/utilities.py, `_no_grad_context`, on `_EvaluationLoop.run`
-#: and `_PredictionLoop.run`; 1.9.5, trainer/trainer.py, `_run_evaluate`, `_run_predict`, `_run_sanity_check`, and
-#: loops/epoch/training_epoch_loop.py, `_run_validation`).
-LIGHTNING_EVALUATION = re.compile(
-    r"^(?:(?:validation|test|predict)_(?:step|step_end|epoch_end)|on_(?:validation|test|predict)_\w+)$"
-)
-
 
 #: calls of functions of the file are followed this far down at once; what lies deeper is unknown to its callers
 DEEPEST = 20
@@ -72,7 +66,6 @@ DEEPEST = 20
 _TRAINS = ((".backward(",), ("training_step",), ("def compute_loss",))
 #: imports from file to file that are followed
 MOST_HOPS = 3
-CALLS = frozenset((Source.CALL, Source.MODEL_CALL, Source.LOSS_CALL))
 
 
 class Flow:
@@ -104,6 +97,9 @@ class Flow:
         self._backwarded: set[tuple[str, str]] = set()
         #: grad modes by function, found once; None while one is being found
         self._modes: dict[int, Grad | None] = {}
+        #: what engines of Ignite run, by where they are built, and by the handlers that are added to them
+        self.processes: dict[Origin, frameworks.Process] = {}
+        self.handlers: dict[int, frameworks.Process] = {}
         self._ticks = 0
         self._depth = 0
         self.functions: list[FunctionFlow] = []
@@ -120,6 +116,8 @@ class Flow:
         self.top = FunctionFlow(None, self.module, "<module>", None, Grad.ON, self.index)
         self.functions.append(self.top)
         self.module_grad = self._run_top(self.top).grad
+        for info in frameworks.registrars(self):
+            self.summary(info)
         # nested functions are found while their outer ones run
         done = 0
         while done < len(self.index.all_functions):
@@ -200,12 +198,13 @@ class Flow:
             origin = self.origin_at(param, Source.PARAM, name, "", (), Grad.ON)
             self.owner[origin] = function
             info.params[name] = origin
-            state.names[name] = of(origin)
+            state.names[name] = self._annotated(origin, param, info.index)
             state.bound[name] = frozenset(((),))
         for star in (info.node.params.star_arg, info.node.params.star_kwarg):
             if isinstance(star, cst.Param):
                 state.names[star.name.value] = of(self.origin_at(star, Source.PARAM, star.name.value, "", (), Grad.ON))
         function.grad = state.grad = self._entry_grad(info, interpreter)
+        frameworks.hand_over(self, info, interpreter)
         if isinstance(info.node, cst.Lambda):
             interpreter.returned = interpreter.ev(info.node.body)
             interpreter.return_state = interpreter.state
@@ -236,13 +235,22 @@ class Flow:
                 summary.zeroes = True
         return summary
 
+    def _annotated(self, origin: Origin, param: cst.Param, index: ModuleIndex) -> Value:
+        """What a parameter is, by its annotation: an optimizer, a scaler, an Accelerator, or something not known."""
+        text = dotted(param.annotation.annotation) if param.annotation is not None else ""
+        qualified = self.qualify(text, index) if text else ""
+        if qualified.endswith((".Accelerator", ".Fabric")):
+            name, divides = know.accelerator(qualified, ())
+            return of(origin, Kind.ACCELERATOR, (name, divides))
+        if know.OPTIMIZER_CLASS.match(qualified):
+            return of(origin, Kind.OPTIMIZER, qualified)
+        return of(origin, Kind.SCALER, qualified) if qualified == "torch.amp.GradScaler" else of(origin)
+
     def _entry_grad(self, info: FunctionInfo, interpreter: Interpreter) -> Grad:
         grad = Grad.ON if info.index.hops else self.module_grad
-        if info.cls is not None and LIGHTNING_EVALUATION.match(info.name):
-            if info.cls.is_lightning or (info.name.startswith("on_") and info.cls.is_callback):
-                return Grad.OFF
-            if info.cls.has_unknown_base or any(each.name.value == "batch_idx" for each in info.parameters):
-                grad = Grad.MAYBE  # the base, or what it is mixed into, may be Lightning's
+        grad = frameworks.entry_grad(info, grad)
+        if grad is Grad.OFF:
+            return grad
         if info.cls is not None and info.name in ("forward", "backward") and info.cls.is_autograd_function:
             return Grad.OFF  # torch/autograd/function.py: "autograd is disabled" in both unless create_graph is given
         for decorator in info.decorators:
@@ -451,20 +459,6 @@ class Flow:
             return text
         return canonical(f"{found}.{rest}" if rest else found)
 
-    def framework_backwards(self, function: FunctionFlow) -> bool:
-        """Whether a framework runs backward on what this function returns."""
-        cls = function.cls
-        if cls is None:
-            return False
-        if function.name == "training_step" and cls.is_lightning:
-            by_hand = any(event.kind is BackwardKind.MANUAL for event in function.backwards)
-            return not by_hand and not cls.optimizes_by_hand
-        if function.name == "compute_loss":
-            return is_trainer(function)
-        if function.name == "get_loss":  # skorch 1.4.0, net.py, `NeuralNet.train_step_single`
-            return any(base.startswith("skorch.") for base in cls.base_names())
-        return False
-
     def parameter_of(self, origin: Origin, info: FunctionInfo) -> str | None:
         """The parameter of `info` that an origin is, or is part of."""
         base: Origin | None = origin.site
@@ -667,20 +661,6 @@ class Flow:
     def constant(self, node: cst.BaseExpression) -> object:
         """A literal's value, or Ellipsis."""
         return known_constant(Interpreter(self, self.top).ev(node))
-
-
-def is_trainer(function: FunctionFlow) -> bool:
-    """Whether a method belongs to a subclass of transformers' Trainer.
-
-    Other Trainers exist: the base must come from a library that builds on it, or the method be written for it.
-    """
-    if function.cls is None or function.info is None:
-        return False
-    bases = [base for base in function.cls.base_names() if base.rsplit(".", 1)[-1].endswith("Trainer")]
-    if any(base.split(".")[0] in know.TRAINER_LIBRARIES for base in bases):
-        return True
-    names = {param.name.value for param in function.info.parameters}
-    return bool(bases) and bool(names & {"return_outputs", "num_items_in_batch"})
 
 
 def _trains(code: str) -> bool:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import libcst as cst
 
+from memlint.lint.flow import frameworks
 from memlint.lint.flow import knowledge as know
 from memlint.lint.flow.expressions import ANY, Expressions, held_path
 from memlint.lint.flow.facts import (
@@ -290,6 +291,10 @@ class Calls(Expressions):
             for place_, part in enumerate((engine, optimizer, UNKNOWN, UNKNOWN)):
                 self.state.put(origin, f"[{place_}]", part)
             return value
+        if top == "ignite":
+            return frameworks.build_engine(self.flow, self, name, node, [arg.value for arg in args])
+        if top == "torchmetrics" and name.endswith(".CatMetric"):
+            return of(self.origin(node, Source.CALL, name), info=name)
         if know.OPTIMIZER_CLASS.match(name):
             return of(self.origin(node, Source.CALL, name), Kind.OPTIMIZER, name)
         if name.startswith("copy.") and args:
@@ -299,7 +304,7 @@ class Calls(Expressions):
         if name.endswith(".partial"):
             return UNKNOWN
         tail = name.rsplit(".", 1)[-1]
-        if tail == "scale_loss" and args:  # apex.amp.scale_loss(loss, optimizer)
+        if scales_loss(tail, args):
             return args[0].value
         if know.MAYBE_OFF.search(tail) and not tail[0].isupper():
             return Value(Kind.GRAD_MODE, info=Grad.MAYBE)
@@ -338,6 +343,8 @@ class Calls(Expressions):
             return Value(Kind.TENSOR)
         if name.startswith("torch.utils.checkpoint.checkpoint"):
             return self.opaque(node, args, UNKNOWN, Source.CALL)
+        if name.startswith("torch.distributed.pipelining.") and name.rsplit(".", 1)[-1] in know.PIPELINE_SCHEDULES:
+            return of(self.origin(node, Source.CALL, name))
         if name.startswith(("torch.cuda.", "torch.distributed.", "torch.backends.", "torch.random.", "torch.xpu.")):
             for value in values:
                 self.observed(value)
@@ -527,6 +534,7 @@ class Calls(Expressions):
         if result is not None:
             self.record(node, base, result, args)
             return result
+        self.framework_method(node, func, base, name, args)
         if name in ("forward", "__call__"):
             return self.call_value(base, node, args)
         # `self.model(x)`: an attribute that is called
@@ -546,6 +554,28 @@ class Calls(Expressions):
             result = NUMBER
         self.record(node, callee, result, args)
         return result
+
+    def framework_method(self, node: cst.Call, func: cst.Attribute, base: Value, name: str, args: Arguments) -> None:
+        """What methods of frameworks do to what they are given."""
+        if name == "add_event_handler":
+            frameworks.add_handler(self.flow, node, base, [arg.value for arg in args])
+        elif name == "update" and args and base.qualified.endswith(".CatMetric"):
+            # torchmetrics 1.9.0, aggregation.py, `CatMetric.update`: the list of the state takes the tensor itself
+            self.store(StoreKind.COLLECT, node, args[0].arg.value, func.value, base, args[0].value)
+        elif name == "step" and any(o.label.rsplit(".", 1)[-1] in know.PIPELINE_SCHEDULES for o in base.objects):
+            for arg in args:
+                if arg.keyword == "losses" and arg.value.kind is Kind.CONTAINER:
+                    self.pipeline_losses(node, arg.value)
+
+    def pipeline_losses(self, node: cst.Call, losses: Value) -> None:
+        """A pipeline's step empties `losses` and fills it with those of its micro-batches, which it has backwarded."""
+        origin = self.origin(node, Source.LOSS_CALL, "losses")
+        origin.root = True
+        self.state.consumed |= {origin}
+        self.state.maybe_consumed |= {origin}
+        for holder in losses.objects:
+            self.state.clear(holder)
+            self.state.put(holder, ANY, of(origin))
 
     def known_method(
         self, node: cst.Call, func: cst.Attribute, base: Value, name: str, args: Arguments
@@ -645,7 +675,7 @@ class Calls(Expressions):
             return None
         if name == "scale" and len(args) == 1 and (base.kind is Kind.SCALER or know.SCALER_NAME.search(tail)):
             return args[0].value
-        if name == "scale_loss" and len(args) > 1 and base.kind is Kind.UNKNOWN:  # of apex.amp, wherever it comes from
+        if base.kind is Kind.UNKNOWN and scales_loss(name, args):  # of apex.amp, wherever it comes from
             return args[0].value
         if name in ("parameters", "named_parameters", "buffers", "named_buffers", "modules", "children"):
             if name == "parameters":
@@ -951,6 +981,11 @@ class Calls(Expressions):
         kind = value.kind if value.kind not in PLAIN else Kind.UNKNOWN
         info_ = value.info if isinstance(value.info, Instance) else None
         return of(origin, kind, info_)._replace(divided=value.divided)
+
+
+def scales_loss(name: str, args: Arguments) -> bool:
+    """Whether a call is `amp.scale_loss(loss, optimizer)` of apex."""
+    return name == "scale_loss" and len(args) > 1
 
 
 def sums(callee: Value, args: Arguments) -> bool:

@@ -14,6 +14,7 @@ from memlint.lint.flow.index import ClassInfo, FunctionInfo
 from memlint.lint.flow.state import State
 from memlint.lint.flow.syntax import literal, place
 from memlint.lint.flow.values import (
+    CALLS,
     EMPTY,
     NONE,
     NUMBER,
@@ -596,9 +597,7 @@ class Expressions:
 
 def made_by_call(origin: Origin) -> bool:
     """Whether something is what a call gave, or a part of that."""
-    while origin.source is Source.ITEM and origin.base is not None:
-        origin = origin.base
-    return origin.source in (Source.CALL, Source.MODEL_CALL, Source.LOSS_CALL)
+    return origin.whole.source in CALLS
 
 
 def is_tensor_like(value: Value) -> bool:

@@ -73,6 +73,11 @@ def inside(path: Path, loop: Loop | None) -> Path:
     return path if loop is None else path[path.index(loop) + 1 :]
 
 
+def runs_in(path: Path, loop: Loop | None) -> bool:
+    """Whether a place is within `loop`; None stands for the loop of whoever calls the function."""
+    return loop is None or loop in path
+
+
 class StoreKind(enum.Enum):
     """How a value is kept."""
 
@@ -311,6 +316,11 @@ class FunctionFlow:
     def is_module(self) -> bool:
         """Whether this is the top of the module."""
         return self.info is None
+
+    @property
+    def is_forward(self) -> bool:
+        """Whether it is the forward pass of a class: part of a model, which others train."""
+        return self.name == "forward" and self.cls is not None
 
     @property
     def foreign(self) -> bool:

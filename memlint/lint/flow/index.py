@@ -71,6 +71,8 @@ class FunctionInfo:
         self.property = bool(names & {"property", "functools.cached_property", "cached_property"})
         self.context_manager = any(name.endswith("contextmanager") for name in names)
         self.generator = False
+        #: an engine of Ignite runs it for each batch
+        self.process = False
 
     @property
     def parameters(self) -> list[cst.Param]:

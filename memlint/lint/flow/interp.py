@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import libcst as cst
 
+from memlint.lint.flow import frameworks
 from memlint.lint.flow import knowledge as know
 from memlint.lint.flow.calls import Calls
 from memlint.lint.flow.expressions import ANY
@@ -26,6 +27,7 @@ from memlint.lint.flow.values import (
     EMPTY,
     NONE,
     NUMBER,
+    UNKNOWN,
     Grad,
     Instance,
     Kind,
@@ -345,7 +347,10 @@ class Interpreter(Calls):
         self.function.returns[id(node)] = (node, value, self.path)
         for store in self.vias(value):
             store.returned = True
-        if self.flow.framework_backwards(self.function):
+        if frameworks.sums_result(self.function) and node.value is not None and value.graph:
+            running = cst.Name("Trainer")
+            self.store(StoreKind.ACCUMULATE, node, node.value, running, UNKNOWN, value, helper="tr_loss")
+        if frameworks.backwards_result(self.function):
             loss = value
             if value.kind is Kind.CONTAINER:
                 loss = self.field(value, "['loss']", node)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
-from memlint.lint.flow.facts import Backward, FunctionFlow, Guard, Life, Loop, Store, StoreKind
+from memlint.lint.flow.facts import Backward, CallEvent, FunctionFlow, Guard, Life, Loop, Store, StoreKind
 from memlint.lint.flow.index import blocks
 from memlint.lint.flow.syntax import holds, nodes, place, runs_in_eval_mode, walk
 from memlint.lint.flow.values import Grad, Grade, Origin, Source
@@ -129,7 +129,7 @@ def leaves_behind(loop: cst.CSTNode, node: cst.CSTNode) -> bool:
 
 def _cost(flow: Flow, store: Store, held: Origin, origin: Origin, grade: Grade) -> Kept | None:
     whole = held is origin and store.tensor and not is_opened(origin)
-    freed_by = freeing_backward(store, origin)
+    freed_by = freeing_backward(store, origin) or freed_by_callers(flow, store, origin)
     if freed_by is not None or origin in store.consumed:
         return Kept(store, origin, grade, Cost.NODES, freed_by, whole)
     if origin.site.root and not _backwarded_here(store.function, origin):
@@ -161,6 +161,50 @@ def freeing_backward(store: Store, origin: Origin) -> Backward | None:
     return None
 
 
+def freed_by_callers(flow: Flow, store: Store, origin: Origin) -> Backward | None:
+    """The backward that frees what a method hands back and also keeps: whoever calls it with autograd on runs one."""
+    if store.life is not Life.SELF or not origin.site.root:
+        return None
+    return _freed_after(flow, store, origin.site, store.function, frozenset())
+
+
+def _freed_after(
+    flow: Flow, store: Store, origin: Origin, function: FunctionFlow, seen: frozenset[int]
+) -> Backward | None:
+    key = id(function.node)
+    if key in seen or function.info is None:
+        return None
+    freed_by: Backward | None = None
+    for call in flow.callers.get(key, {}).values():
+        if call.grad is Grad.OFF or flow.grad_of(call.function) is Grad.OFF:
+            continue
+        if _reads(call.function, store.holder_text):
+            return None  # what is kept may be part of what is backwarded
+        event = next((e for e in call.function.backwards if _frees(e, call, origin)), None)
+        event = event or _freed_after(flow, store, origin, call.function, seen | {key})
+        if event is None:
+            return None
+        freed_by = freed_by or event
+    return freed_by
+
+
+def _frees(event: Backward, call: CallEvent, origin: Origin) -> bool:
+    if event.retains is not False or event.order < call.order or event.loops[: len(call.loops)] != call.loops:
+        return False
+    return origin in {o.site for o in event.reach}
+
+
+def _reads(function: FunctionFlow, holder: str) -> bool:
+    """Whether a function, or one that it calls, speaks of a place (the one that keeps something aside)."""
+    called = [call.target.node for call in function.calls.values() if call.target is not None]
+    return any(
+        place(node) == holder
+        for body in (function.node, *called)
+        for node in nodes(body)
+        if isinstance(node, cst.Attribute)
+    )
+
+
 def _backwarded_here(function: FunctionFlow, origin: Origin) -> bool:
     return any(origin.site in {o.site for o in event.reach} for event in function.backwards)
 
@@ -179,9 +223,13 @@ def _sibling_consumed(store: Store, origin: Origin) -> bool:
 def _evaluates(flow: Flow, store: Store) -> bool:
     """Whether the store collects results of an evaluation that runs with autograd on."""
     function = store.function
-    if function.name == "forward" and function.cls is not None:
-        return False  # part of a model, which others train
-    if function.backwards or function.asks_grad or store.grad is not Grad.ON or flow.grad_of(function) is not Grad.ON:
+    if (
+        function.is_forward
+        or function.backwards
+        or function.asks_grad
+        or store.grad is not Grad.ON
+        or flow.grad_of(function) is not Grad.ON
+    ):
         return False
     if any(event.what.value == "step" for event in function.optimizer):
         return False

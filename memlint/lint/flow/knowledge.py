@@ -183,6 +183,10 @@ TRAINER_LIBRARIES = frozenset(
     "transformers trl sentence_transformers peft setfit optimum Trainer Seq2SeqTrainer".split()
 )
 
+#: Schedules of torch.distributed.pipelining that hand back losses with their graphs: those that split backward in two
+#: detach them (torch 2.13, distributed/pipelining/_backward.py, `stage_backward_input`).
+PIPELINE_SCHEDULES = frozenset(("ScheduleGPipe", "Schedule1F1B", "ScheduleInterleaved1F1B", "ScheduleLoopedBFS"))
+
 #: Libraries whose metrics run `update` with autograd off, or detach (torchmetrics 1.9.0, metric.py,
 #: `Metric._wrap_update`; ignite 0.5.4, metrics/*.py, `update` reads `output[0].detach()`). CatMetric keeps its input.
 METRIC_LIBRARIES = frozenset(("torchmetrics", "ignite"))

@@ -56,6 +56,10 @@ class Source(enum.Enum):
     BUFFER = "a registered buffer"
 
 
+#: what calls bring into being
+CALLS = frozenset((Source.CALL, Source.MODEL_CALL, Source.LOSS_CALL))
+
+
 class Grad(enum.Enum):
     """Whether autograd records, at a point of the program."""
 
@@ -146,6 +150,14 @@ class Origin:
             twin._twin = twin
             self._twin = twin
         return self._twin
+
+    @property
+    def whole(self) -> Origin:
+        """What this is an item of, or an item of an item of; itself where it is none."""
+        origin = self
+        while origin.base is not None:
+            origin = origin.base
+        return origin
 
     @property
     def old(self) -> bool:

@@ -19,7 +19,9 @@ from memlint.lint.flow.facts import (
     Path,
     Region,
     inside,
+    runs_in,
 )
+from memlint.lint.flow.frameworks import runs_each_batch
 from memlint.lint.flow.syntax import modulus, names_in
 
 #: backwards whose framework neither divides the loss nor defers the step by itself
@@ -30,13 +32,14 @@ _BY_HAND = (BackwardKind.TENSOR, BackwardKind.AUTOGRAD, BackwardKind.MANUAL, Bac
 class Window:
     """A backward that runs several times before the optimizer steps.
 
-    loop: the loop of the micro-steps. guard: the `if` under which the step runs, where it is in the same loop.
+    loop: the loop of the micro-steps; None where a framework calls the function once a micro-step.
+    guard: the `if` under which the step runs, where it is in the same loop.
     named: whether the code calls the number of micro-steps by a name that says so. length: its expression.
     """
 
     backward: Backward
     step: OptimizerEvent
-    loop: Loop
+    loop: Loop | None
     guard: Guard | None
     named: bool
     length: cst.BaseExpression | None
@@ -49,21 +52,27 @@ def windows(function: FunctionFlow, *, divided: bool = False) -> Iterator[Window
     """
     kinds = (*_BY_HAND, BackwardKind.ACCELERATOR) if divided else _BY_HAND
     steps = [event for event in function.optimizer if event.what is OptimizerCall.STEP]
+    driven = runs_each_batch(function)
     for backward in function.backwards:
-        if backward.kind in kinds and backward.loops and steps:
+        if backward.kind not in kinds or not steps:
+            continue
+        window = None
+        if backward.loops:
             loop = backward.loops[-1]
             window = _guarded(backward, loop, steps) or _nested(backward, loop, steps)
-            if window is not None:
-                yield window
+        elif driven:
+            window = _guarded(backward, None, steps)
+        if window is not None:
+            yield window
 
 
-def _guarded(backward: Backward, loop: Loop, steps: list[OptimizerEvent]) -> Window | None:
-    """`if (i + 1) % n == 0: optimizer.step()` in the loop of the backward."""
+def _guarded(backward: Backward, loop: Loop | None, steps: list[OptimizerEvent]) -> Window | None:
+    """`if (i + 1) % n == 0: optimizer.step()` in the loop of the backward (None: that of a framework)."""
     guard: Guard | None = None
     chosen: OptimizerEvent | None = None
     mine = {id(frame.node) for frame in inside(backward.path, loop) if isinstance(frame, Guard)}
     for step in steps:
-        if loop not in step.path:
+        if not runs_in(step.path, loop):
             continue
         found = periodic_guard(inside(step.path, loop))
         if found is None:
