@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -10,6 +11,8 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from memlint.lint.flow import Flow
+from memlint.lint.flow.syntax import nodes
+from memlint.lint.imports import bindings
 from memlint.lint.locate import spans
 from memlint.lint.model import Edit, Failure, FailureKind, Finding, Fix, Related, Span
 from memlint.lint.textedit import split_lines
@@ -20,6 +23,12 @@ if TYPE_CHECKING:
 
     from memlint.lint.project import Project
     from memlint.lint.source import SourceFile
+
+
+#: what libraries with an autograd of their own are called, or what they call what it works on
+_TENSORS = re.compile(
+    r"paddle|jittor|tinygrad|mindspore|megengine|tensorflow|mxnet|chainer|cupy|Tensor|Variable|Parameter"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +53,8 @@ def analyse(
     Findings are in the coordinates of the joined Python source, ordered by place and code. A rule that raises becomes
     a failure; the others go on.
     """
+    if of_another_library(source):
+        return [], []
     flow = Flow(source.module, source.path, settings, source.text)
     drafts: list[Draft] = []
     failures: list[Failure] = []
@@ -57,6 +68,19 @@ def analyse(
                 Failure(source.path, FailureKind.RULE_CRASH, f"{rule.code}: {type(error).__name__}: {error}")
             )
     return located(source, flow, drafts), failures
+
+
+def of_another_library(source: SourceFile) -> bool:
+    """Whether a file speaks of the tensors of another library (or its own), and nowhere of torch."""
+    if "torch" in source.text or not _TENSORS.search(source.text):
+        return False
+    found = [
+        full
+        for node in nodes(source.module)
+        if isinstance(node, (cst.Import, cst.ImportFrom))
+        for _, full in bindings(node)
+    ]
+    return any(_TENSORS.fullmatch(part) for full in found for part in (full.split(".")[0], full.rsplit(".", 1)[-1]))
 
 
 def located(source: SourceFile, flow: Flow, drafts: Sequence[Draft]) -> list[Finding]:

@@ -24,6 +24,8 @@ DEFAULT_SINCE = Version("2.0")
 
 #: `set_to_none` exists since this version (pytorch/pytorch#42754).
 ARGUMENT_SINCE = Version("1.7")
+#: a captured graph adds to the gradient tensors that it saw
+_CUDA_GRAPHS = re.compile(r"CUDAGraph|\bcuda\.graphs?\b|make_graphed_callables")
 #: gradients that are put in place by hand stay whatever zero_grad does
 _BY_HAND = re.compile(r"\.grad\s*=\s*(?!None|=)")
 #: what makes one number of several; and methods of results, which have no name
@@ -83,6 +85,8 @@ def train(model, loader, criterion, optimizer):
             if late:
                 yield self.late(event, where)
                 return
+            if _CUDA_GRAPHS.search(flow.code):
+                return  # what is captured adds to the gradients that were there then
             yield self.finding(
                 event.node,
                 f"`{where}.zero_grad(set_to_none=False)` keeps the memory of all gradients during the next forward "
@@ -156,6 +160,8 @@ def follows_forward(event: OptimizerEvent) -> bool:
         calls = made_by(function, backward)
         same = len(event.loops)
         before = [call for call in calls if call.order < event.order and call.loops[:same] == event.loops]
+        if not calls and not event.loops and handed_in(function, backward):
+            return True
         given = {origin.site for call in before for origin in call.result.graph}
         after = [call for call in calls if call.order > event.order]
         if any(map(is_model, before)):
@@ -163,6 +169,12 @@ def follows_forward(event: OptimizerEvent) -> bool:
         if before and not any(runs_forward(call, given) for call in after):
             return True
     return False
+
+
+def handed_in(function: FunctionFlow, backward: Backward) -> bool:
+    """Whether the loss is a parameter of the function, or part of one: its forward pass ran before the call."""
+    params = set(function.info.params.values()) if function.info is not None else set()
+    return bool(backward.value.graph) and all(origin.whole.site in params for origin in backward.value.graph)
 
 
 def runs_forward(call: CallEvent, given: set[Origin]) -> bool:

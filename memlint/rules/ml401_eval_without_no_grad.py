@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import libcst as cst
 
 from memlint.lint.flow import Flow
+from memlint.lint.flow.calls import reach
 from memlint.lint.flow.facts import CallEvent, FunctionFlow, Loop
 from memlint.lint.flow.frameworks import evaluates
 from memlint.lint.flow.values import Grad, Grade, Source
@@ -15,10 +16,13 @@ from memlint.lint.model import Severity
 from memlint.rules import wording
 from memlint.rules.base import Draft, DraftFix, NodeEdit, Rule
 from memlint.rules.ml403_volatile_ignored import NO_GRAD_SINCE
+from memlint.rules.statements import bound_names
 from memlint.rules.training import in_tests
 
 #: methods that run the model of a Trainer of transformers, or of a net of skorch
 _FORWARDS = frozenset(("self.compute_loss", "self.infer"))
+#: functions that try a model out on a few made-up inputs
+_CHECKS = re.compile(r"_?(?:test|check|verify)_")
 #: models of atoms and molecules differentiate energies for forces, in evaluation too
 _FORCES = re.compile(r"(?<![a-z])forces?(?![a-z])", re.I)
 
@@ -100,7 +104,7 @@ def validate(model, loader, criterion):
         for other in function.calls.values():
             if other.text == event.text and other.grad is Grad.OFF:
                 return False  # the author knows: this call is outside the block on purpose
-        if not driven and self.trained_here(flow, function, event):
+        if not driven and (self.trained_here(flow, function, event) or of_an_ensemble(function, event)):
             return False
         return not any(self.same_model(model, frozen) for each in flow.functions for frozen in each.frozen)
 
@@ -151,7 +155,7 @@ def validate(model, loader, criterion):
                 "A module of this file calls autograd.grad, so torch.no_grad() also needs torch.enable_grad() there.",
             )
             fix = None
-        tiny = in_tests(flow.path) or function.name.startswith("test_")  # a peak is no concern there
+        tiny = in_tests(flow.path) or _CHECKS.match(function.name)  # a peak is no concern there
         severity = Severity.NOTE if tiny else self.severity
         return self.finding(
             event.node, message, severity=severity, fix=fix, related=[(evaluated, "eval() is called here")]
@@ -171,3 +175,21 @@ def validate(model, loader, criterion):
             return None
         edit = NodeEdit(function.node, before="@torch.no_grad()\0")
         return DraftFix("add @torch.no_grad()", (edit,), False)
+
+
+def of_an_ensemble(function: FunctionFlow, event: CallEvent) -> bool:
+    """`for net in nets: net.eval(); outputs.append(net(x))`, and what is made of them returned, graph and all.
+
+    The loop is over models, not over data: whoever calls it may differentiate the result by its input.
+    """
+    loop = event.loops[-1].node
+    if not isinstance(loop, cst.For) or event.text not in bound_names(loop.target) or function.info is None:
+        return False
+    summary = function.info.summary
+    if summary is None:
+        return False
+    returned = set(summary.returns.graph)
+    for origin in summary.returns.objects:
+        returned |= {each for held in summary.fields.get(origin, {}).values() for each in held.graph}
+    sites = {origin.site for origin in reach(frozenset(returned))}
+    return any(origin.site in sites for origin in event.result.graph)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import libcst as cst
@@ -22,7 +22,8 @@ from memlint.lint.flow.facts import (
     runs_in,
 )
 from memlint.lint.flow.frameworks import runs_each_batch
-from memlint.lint.flow.syntax import modulus, names_in
+from memlint.lint.flow.index import blocks, statements
+from memlint.lint.flow.syntax import holds, modulus, names_in
 
 #: backwards whose framework neither divides the loss nor defers the step by itself
 _BY_HAND = (BackwardKind.TENSOR, BackwardKind.AUTOGRAD, BackwardKind.MANUAL, BackwardKind.FABRIC)
@@ -92,13 +93,30 @@ def _nested(backward: Backward, loop: Loop, steps: list[OptimizerEvent]) -> Wind
     if any(loop in step.path for step in steps):
         return None
     after = [step for step in steps if step.order > backward.order and step.loops == backward.loops[:-1]]
-    if not after or not isinstance(loop.node, cst.For):
+    if not after or not isinstance(loop.node, cst.For) or tries_again(loop.node, backward):
         return None
     named = any(know.WINDOW_NAME.search(name) for name in names_in(loop.node.iter))
     length: cst.BaseExpression | None = None
     if isinstance(loop.node.iter, cst.Call) and loop.count and loop.node.iter.args:
         length = loop.node.iter.args[-1].value
     return Window(backward, after[0], loop, None, named, length)
+
+
+def tries_again(loop: cst.For, backward: Backward) -> bool:
+    """Whether a loop may end by a `break` behind the backward: it tries until something fits."""
+    small = list(own_statements(statements(loop.body)))
+    ran = next((i for i, each in enumerate(small) if holds(each, backward.node)), len(small))
+    return any(isinstance(each, cst.Break) for each in small[ran:])
+
+
+def own_statements(body: Sequence[cst.CSTNode]) -> Iterator[cst.BaseSmallStatement]:
+    """The simple statements of a loop's body, but for those of loops in it."""
+    for statement in body:
+        if isinstance(statement, cst.SimpleStatementLine):
+            yield from statement.body
+        elif not isinstance(statement, (cst.For, cst.While, cst.FunctionDef, cst.ClassDef)):
+            for block in blocks(statement):
+                yield from own_statements(block)
 
 
 def deferred(path: Path) -> bool:
