@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 #: what libraries with an autograd of their own are called, or what they call what it works on
 _TENSORS = re.compile(
-    r"paddle|jittor|tinygrad|mindspore|megengine|tensorflow|mxnet|chainer|cupy|Tensor|Variable|Parameter"
+    r"paddle|jittor|mindspore|megengine|tensorflow|mxnet|chainer|cupy|\w+grad|(?!func|py)\w+torch|Tensor|Variable|Parameter"
 )
 
 
@@ -72,7 +72,7 @@ def analyse(
 
 def of_another_library(source: SourceFile) -> bool:
     """Whether a file speaks of the tensors of another library (or its own), and nowhere of torch."""
-    if "torch" in source.text or not _TENSORS.search(source.text):
+    if not _TENSORS.search(source.text) or re.search(r"\btorch\b", source.text):
         return False
     found = [
         full
@@ -80,7 +80,10 @@ def of_another_library(source: SourceFile) -> bool:
         if isinstance(node, (cst.Import, cst.ImportFrom))
         for _, full in bindings(node)
     ]
-    return any(_TENSORS.fullmatch(part) for full in found for part in (full.split(".")[0], full.rsplit(".", 1)[-1]))
+    parts = {part for full in found for part in (full.split(".")[0], full.rsplit(".", 1)[-1])}
+    others = [part for part in parts if _TENSORS.fullmatch(part)]
+    rest = re.sub("|".join(map(re.escape, others)), "", source.text, flags=re.I) if others else source.text
+    return bool(others) and "torch" not in rest
 
 
 def located(source: SourceFile, flow: Flow, drafts: Sequence[Draft]) -> list[Finding]:

@@ -198,6 +198,11 @@ def accelerator_device(
         return False
     if "." not in text:
         if value.objects and all(origin.site.source is Source.PARAM for origin in value.objects):
+            given = handed_in(flow, function, text)
+            if given and depth < 3:
+                return any(
+                    accelerator_device(flow, scope, each, parameter(scope, each), depth + 1) for scope, each in given
+                )
             return not defaults_to_cpu(function.info, text)
         return any_assigned(flow, function, text, depth)
     head, _, rest = text.partition(".")
@@ -210,6 +215,21 @@ def accelerator_device(
         return any(accelerator_device(flow, maker, each, parameter(maker, each), depth + 1) for each in assigned)
     # the device of another tensor says nothing; that of the options may be anything
     return head in ("args", "cfg", "config", "opt", "opts", "hparams", "params", "options", "settings")
+
+
+def handed_in(flow: Flow, function: FunctionFlow, name: str) -> list[tuple[FunctionFlow, cst.BaseExpression]]:
+    """What the callers of a function give for a parameter, where each of them is in sight and gives something."""
+    info = function.info
+    names = [param.name.value for param in info.parameters] if info is not None else []
+    if info is None or name not in names or info.bound:
+        return []
+    found = []
+    for call in flow.callers.get(id(function.node), {}).values():
+        arg = keyword(call.node, name, names.index(name))
+        if arg is None:
+            return []
+        found.append((call.function, arg.value))
+    return found
 
 
 def parameter(function: FunctionFlow, node: cst.BaseExpression) -> Value:

@@ -139,6 +139,8 @@ class Watched(nn.Module):
         store = next((s for s in hook.flow.stores if s.node is call), None) if hook.flow is not None else None
         if not holder or "is_grad_enabled" in text or (store is not None and store.bounded):
             return
+        if handed_in(flow, hook, holder):
+            return
         kept = wording.short(flow.text(call.args[0].value))
         if store is None:
             if head == module and rest and re.search(r"\.(?:detach\(|data\b)", flow.text(call.args[0].value)):
@@ -269,6 +271,21 @@ def made_in(hook: FunctionInfo, name: str, loop: Loop) -> bool:
     """Whether each iteration of a loop makes what `name` stands for in a nested function anew."""
     value = (hook.closure or {}).get(name)
     return value is not None and bool(value.objects) and all(loop in origin.loops for origin in value.objects)
+
+
+def handed_in(flow: Flow, hook: FunctionInfo, name: str) -> bool:
+    """Whether what makes the hook is given the list, and all who call it make one for that call."""
+    value = (hook.closure or {}).get(name)
+    if value is None or not value.objects or any(o.site.source is not Source.PARAM for o in value.objects):
+        return False
+    maker = flow.owner.get(next(iter(value.objects)).site)
+    calls = list(flow.callers.get(id(maker.node), {}).values()) if maker is not None else []
+    given = [value for call in calls for value in call.args if value.kind is Kind.CONTAINER]
+    return len(given) == len(calls) > 0 and all(
+        (owner := flow.owner.get(o.site)) is not None and not owner.is_module and not o.site.loops
+        for value in given
+        for o in value.objects
+    )
 
 
 def closes_over(flow: Flow, hook: FunctionInfo, name: str) -> bool:

@@ -160,7 +160,7 @@ def follows_forward(event: OptimizerEvent) -> bool:
         calls = made_by(function, backward)
         same = len(event.loops)
         before = [call for call in calls if call.order < event.order and call.loops[:same] == event.loops]
-        if not calls and not event.loops and handed_in(function, backward):
+        if not event.loops and handed_in(function, backward, calls):
             return True
         given = {origin.site for call in before for origin in call.result.graph}
         after = [call for call in calls if call.order > event.order]
@@ -171,10 +171,17 @@ def follows_forward(event: OptimizerEvent) -> bool:
     return False
 
 
-def handed_in(function: FunctionFlow, backward: Backward) -> bool:
-    """Whether the loss is a parameter of the function, or part of one: its forward pass ran before the call."""
-    params = set(function.info.params.values()) if function.info is not None else set()
-    return bool(backward.value.graph) and all(origin.whole.site in params for origin in backward.value.graph)
+def handed_in(function: FunctionFlow, backward: Backward, calls: list[CallEvent]) -> bool:
+    """Whether a function is given the loss, or the output that it makes a loss of: the forward pass ran before.
+
+    calls: those of the function whose results are in the graph.
+    """
+    params = function.info.params if function.info is not None else {}
+    if not calls:
+        whole = {origin.whole.site for origin in backward.value.graph}
+        return bool(whole) and whole <= set(params.values())
+    outputs = {origin for name, origin in params.items() if know.OUTPUT_NAME.search(name)}
+    return bool(outputs) and not any(runs_forward(call, outputs) for call in calls)
 
 
 def runs_forward(call: CallEvent, given: set[Origin]) -> bool:

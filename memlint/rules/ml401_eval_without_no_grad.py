@@ -22,7 +22,7 @@ from memlint.rules.training import in_tests
 #: methods that run the model of a Trainer of transformers, or of a net of skorch
 _FORWARDS = frozenset(("self.compute_loss", "self.infer"))
 #: functions that try a model out on a few made-up inputs
-_CHECKS = re.compile(r"_?(?:test|check|verify)_")
+_CHECKS = re.compile(r"_?(?:test|check|verify)_|_test$")
 #: models of atoms and molecules differentiate energies for forces, in evaluation too
 _FORCES = re.compile(r"(?<![a-z])forces?(?![a-z])", re.I)
 

@@ -78,7 +78,7 @@ def train(model, loader, criterion, optimizer):
                 return f"`{function.name}`, which runs once a step"
             return ""
         loop = call.loops[-1]
-        if rare(flow, inside(call.path, loop)) or not self.steps(function, loop) or over_a_few(loop):
+        if rare(flow, inside(call.path, loop)) or not self.steps(function, loop) or loop.written_down:
             return ""
         return f"every iteration of {wording.loop_name(loop)}"
 
@@ -104,11 +104,6 @@ def train(model, loader, criterion, optimizer):
             f"`{what}` runs in {where}: {cost}. Remove it, or call it once in a while (`if step % n == 0`).",
             severity=severity,
         )
-
-
-def over_a_few(loop: Loop) -> bool:
-    """Whether a loop runs over things that are written down: models or settings to try, no batches."""
-    return isinstance(loop.node, cst.For) and isinstance(loop.node.iter, (cst.List, cst.Tuple))
 
 
 def rare(flow: Flow, path: Path) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import libcst as cst
 
@@ -36,6 +36,10 @@ _MAKERS = frozenset(
     rand_like randn_like empty_like load
     """.split()
 )
+
+
+#: of these, the ones that are given no data
+_EMPTY = _MAKERS - {"torch.tensor", "torch.as_tensor", "torch.load"}
 
 
 class CudaInDataset(Rule):
@@ -91,18 +95,19 @@ def batches(arrays):
                 if 0 in counts and not any(counts):
                     continue  # read in the main process
                 for entry in entries:
-                    yield from self.calls(flow, entry, f"`{cls.name}.{entry.name}`", seen, loaded=bool(given))
+                    yield from self.calls(flow, entry, f"`{cls.name}.{entry.name}`", seen, counts)
         for call in loaders(flow):
             if workers(call) != 0 and (collate := collate_of(call)) is not None:
                 yield from self.calls(flow, collate, f"the collate function `{collate.name}`", seen)
 
     def calls(
-        self, flow: Flow, entry: FunctionInfo, where: str, seen: set[int], *, loaded: bool = True
+        self, flow: Flow, entry: FunctionInfo, where: str, seen: set[int], counts: Sequence[int | None] = (None,)
     ) -> Iterator[Draft]:
         """The first device call that runs when `entry` does: in it, or in methods and functions of the file it calls.
 
-        loaded: whether a DataLoader of the file may run it. Where none does, moving a row of what the data set holds in
-        memory is a note: such tables are often read in the main process.
+        counts: the workers of each DataLoader of the file that may run it; None where that is not known. Without a
+        loader in sight, moving a row of what the data set holds in memory is a note; without workers, so is making a
+        tensor: such data sets are often read in the main process.
         """
         stack, visited = [entry], set()
         while stack:
@@ -116,7 +121,8 @@ def batches(arrays):
                 if id(call.node) not in seen and (what := moves(flow, info.flow, call)):
                     seen.add(id(call.node))
                     chosen = any(isinstance(f, Guard) and not availability(flow, f.test) for f in call.path)
-                    yield self.draft(call, what, where, asked=chosen or (not loaded and of_table(call)))
+                    alone = (not counts and of_table(call)) or (not any_workers(counts) and call.qualified in _EMPTY)
+                    yield self.draft(call, what, where, asked=chosen or alone)
                     return
 
     def draft(self, call: CallEvent, what: str, where: str, *, asked: bool) -> Draft:
@@ -136,6 +142,11 @@ def of_table(call: CallEvent) -> bool:
     while isinstance(moved, cst.Call) and isinstance(moved.func, cst.Attribute):
         moved = moved.func.value  # `.long()`
     return isinstance(moved, cst.Subscript) and dotted(moved.value).startswith("self.")
+
+
+def any_workers(counts: Sequence[int | None]) -> bool:
+    """Whether one of the loaders of a file has workers, or may have. counts: those of each; None where not known."""
+    return any(count is None or count > 0 for count in counts)
 
 
 def moves(flow: Flow, function: FunctionFlow, call: CallEvent) -> str:

@@ -19,6 +19,7 @@ from memlint.lint.model import Severity
 from memlint.rules import edits, wording
 from memlint.rules.base import Draft, DraftFix, Rule
 from memlint.rules.state_dicts import Copied, handed_on, state_of
+from memlint.rules.statements import bound_names
 from memlint.rules.training import assignments, body_of, small_statements, suites, trains, trains_in
 
 #: things whose state_dict holds numbers: taking it copies them (torch 2.13: optim/lr_scheduler.py, amp/grad_scaler.py)
@@ -195,6 +196,9 @@ def bound_anew(function: FunctionFlow, alias: Alias, use: cst.CSTNode) -> bool:
     order = {id(each): place_ for place_, each in enumerate(small_statements(body))}
     for suite in reversed([suite for suite in suites(body) if any(holds(each, use) for each in suite)]):
         before = suite[: next(place_ for place_, each in enumerate(suite) if holds(each, use))]
+        loops = [each for each in suite if isinstance(each, cst.For) and holds(each, use)]
+        if any(alias.target in bound_names(each.target) for each in loops):
+            return True
         plain = [each for each in before if isinstance(each, cst.SimpleStatementLine)]
         for each in reversed(list(assignments(plain))):
             if place(each.target) == alias.target:

@@ -613,11 +613,11 @@ class Flow:
             return Grade.LIKELY
         if site.grad is Grad.MAYBE:
             return Grade.UNKNOWN
-        if site.source in CALLS and (site.label, "") in self._backwarded:
-            return Grade.LIKELY  # what the same callee returns is backwarded elsewhere in the file
         seen = seen | {site}
         if site.returned:
             return max(self.grade(inner, seen) for inner in site.returned)
+        if site.source in CALLS and (site.label, "") in self._backwarded:
+            return Grade.LIKELY  # what the same callee returns is backwarded elsewhere in the file
         if site.source is Source.MODEL_CALL:
             return Grade.LIKELY if "known module" in site.calls else Grade.WEAK
         if site.source is Source.LOSS_CALL:

@@ -795,8 +795,12 @@ class Calls(Expressions):
         helper: str = "",
         *,
         spread: bool = False,
+        rebinds: bool = False,
     ) -> Value:
-        """Record that `content` is kept, and return it as it will be read back."""
+        """Record that `content` is kept, and return it as it will be read back.
+
+        rebinds: the holder is bound to something new, so that whoever handed in the old one does not see it.
+        """
         via = self.vias(content)
         leaves = self.leaves(content)
         if not leaves and not via:
@@ -809,6 +813,8 @@ class Calls(Expressions):
         event.holders = held_in.objects
         event.bounded = held_in.info == "bounded"
         self.place_holder(event, holder, held_in)
+        if rebinds and event.life is Life.PARAM and isinstance(holder, cst.Name):
+            event.life = Life.LOOP if event.across is not None else Life.CALL
         for earlier in via:
             if earlier is not event:
                 earlier.flows_to.add(event)

@@ -360,9 +360,11 @@ class Expressions:
                 divided = True
         terms = value.terms
         if left.graph and right.graph:
-            terms = frozenset(o for o in terms if not know.scales(o.label.rsplit(".", 1)[-1])) or terms
             calls = frozenset(o for o in terms if made_by_call(o))
-            named = frozenset(o for o in terms if know.LOSS_NAME.match(o.label.rsplit(".", 1)[-1]))
+            terms = calls | frozenset(o for o in terms if not know.scales(o.label.rsplit(".", 1)[-1])) or terms
+            named = frozenset(
+                o for o in terms if know.LOSS_NAME.match(tail := o.label.rsplit(".", 1)[-1]) and not know.scales(tail)
+            )
             terms = calls | named or terms
         return value._replace(divided=divided, terms=terms)
 

@@ -27,6 +27,11 @@ class Loop:
         self.count = False
 
     @property
+    def written_down(self) -> bool:
+        """Whether it runs over the elements of a display: a few things that are told one by one, no data."""
+        return isinstance(self.node, cst.For) and isinstance(self.node.iter, (cst.List, cst.Tuple, cst.Set, cst.Dict))
+
+    @property
     def over_text(self) -> str:
         """The source of what is iterated over, or of the condition."""
         node = self.node.test if isinstance(self.node, cst.While) else getattr(self.node, "iter", self.node)

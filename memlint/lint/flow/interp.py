@@ -9,7 +9,7 @@ import libcst as cst
 from memlint.lint.flow import frameworks
 from memlint.lint.flow import knowledge as know
 from memlint.lint.flow.calls import Calls
-from memlint.lint.flow.expressions import ANY
+from memlint.lint.flow.expressions import ANY, made_by_call
 from memlint.lint.flow.facts import (
     BackwardKind,
     Division,
@@ -173,6 +173,8 @@ class Interpreter(Calls):
                         state.names[name] = NUMBER
                 elif truth and set(types.strip("()").split(",")) <= {"int", "float", "str", "bool"} and types:
                     state.names[name] = NUMBER
+            elif callee == "callable" and truth:
+                state.names[name] = UNKNOWN
             elif callee in ("torch.is_tensor", "is_tensor") and not truth:
                 state.names[name] = NUMBER
             elif callee == "hasattr" and len(test.args) > 1 and not truth:
@@ -464,7 +466,7 @@ class Interpreter(Calls):
             if kind is StoreKind.COLLECT and content.kind is Kind.CONTAINER:
                 content = self.iterate(content, part)._replace(via=self.vias(content))
                 part, spread = only_element(part)
-            kept = self.store(kind, node, part, target, old, content, spread=spread)
+            kept = self.store(kind, node, part, target, old, content, spread=spread, rebinds=True)
             value = value._replace(via=value.via | kept.via)
         return value
 
@@ -592,6 +594,10 @@ class Interpreter(Calls):
                 self.freeze(base, dotted(target.value))
             elif flag is True or base.kind is not Kind.MODULE:
                 self.function.asks_grad = True  # or may do so
+                if flag is True and isinstance(target.value, cst.Name) and base.graph and made_by_calls(base):
+                    # torch refuses this on anything but a leaf: what made it recorded no graph
+                    leaf = of(self.origin(target, Source.LEAF, target.value.value), Kind.TENSOR)
+                    self.assign(target.value, leaf, None)
             return
         if attr == "grad" and value.kind is Kind.NONE:
             self.function.clears_grad = True
@@ -673,6 +679,11 @@ class Interpreter(Calls):
             store.passed = True
         if any(origin.source is not Source.ALLOC for origin in value.graph):
             self.store(StoreKind.ASSIGN, target, node, target, self.ev(target.value), value)
+
+
+def made_by_calls(value: Value) -> bool:
+    """Whether all that a value keeps came from calls."""
+    return all(made_by_call(origin) for origin in value.graph)
 
 
 def only_element(node: cst.BaseExpression) -> tuple[cst.BaseExpression, bool]:

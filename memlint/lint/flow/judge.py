@@ -99,7 +99,9 @@ def outlives_iteration(store: Store) -> bool:
     if store.kind is StoreKind.ASSIGN:
         return False
     if store.life is Life.LOOP:
-        return store.across is None or not leaves_behind(store.across.node, store.node)
+        if store.across is None:
+            return True
+        return not store.across.written_down and not leaves_behind(store.across.node, store.node)
     if store.life in (Life.SELF, Life.OUTER, Life.PARAM):
         return store.across is not None or not store.function.is_module
     return False
@@ -235,12 +237,24 @@ def _evaluates(flow: Flow, store: Store) -> bool:
         return False
     if function.is_module and any(True for _ in flow.backwards()) and not function.evals:
         return False
+    handed_on = store.returned or store.passed
     named = EVALUATION_NAME.match(function.name) and not function.is_module and _sure(flow, store)
+    if named and handed_on and store.kind is not StoreKind.ACCUMULATE:
+        named = False  # `evaluate` of an actor and critic hands back what its caller backwards
+    if handed_on and over_models(store.across, function):
+        return False  # an ensemble: who gets what its members say may differentiate that by the input
     if function.evals or named:
         return not flow.may_run_without_grad(function)
     moved = any(call in leaf.origin.site.calls for leaf in store.leaves for call in ("cpu",))
-    kept_here = moved and not store.returned and not store.passed and loop_over_data(store.across)
+    kept_here = moved and not handed_on and loop_over_data(store.across)
     return kept_here and not flow.may_run_without_grad(function)
+
+
+def over_models(loop: Loop | None, function: FunctionFlow) -> bool:
+    """Whether a loop runs over models that are put in eval mode: `for net in nets: net.eval()`."""
+    if loop is None or not isinstance(loop.node, cst.For):
+        return False
+    return any(place(node) in function.evals for node in walk(loop.node.target))
 
 
 def loop_over_data(loop: Loop | None) -> bool:

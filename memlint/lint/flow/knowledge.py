@@ -149,6 +149,7 @@ LOSS_NAME = re.compile(
     re.I | re.X,
 )
 _WEIGHT_NAME = re.compile(r"weight|anneal|sched|coef|beta|alpha|gamma|lambda|factor|ratio|scale", re.I)
+_WEIGHT_LAST = re.compile(r"(?:weight|coeff?|coefficient|beta|alpha|gamma|lambda|factor|ratio|scale)s?\d?$", re.I)
 RECURRENT_NAME = re.compile(r"lstm|gru|rnn|recurrent", re.I)
 OPTIMIZER_NAME = re.compile(r"opt(?:im(?:izer)?)?(?:s|_?\w{0,12}|\d)?$|^(?:\w+_)?(?:adam|adamw|sgd)(?:_\w+)?$", re.I)
 SCALER_NAME = re.compile(r"scaler", re.I)
@@ -214,4 +215,4 @@ HELPED_TRAINING = (("loss", "optimizer"), ("loss", "epochs"), ("loss", "batch in
 
 def scales(name: str) -> bool:
     """Whether something is called like a number that a loss is multiplied with."""
-    return bool(_WEIGHT_NAME.search(name)) and "loss" not in name.lower()
+    return bool(_WEIGHT_NAME.search(name)) and ("loss" not in name.lower() or bool(_WEIGHT_LAST.search(name)))
