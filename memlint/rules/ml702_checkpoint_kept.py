@@ -8,6 +8,7 @@ import libcst as cst
 
 from memlint.lint.flow import Flow
 from memlint.lint.flow.facts import CallEvent, FunctionFlow
+from memlint.lint.flow.index import small_statements
 from memlint.lint.flow.syntax import holds, nodes, place
 from memlint.lint.flow.values import known_constant
 from memlint.lint.imports import dotted
@@ -16,7 +17,7 @@ from memlint.rules import wording
 from memlint.rules.base import Draft, Rule
 from memlint.rules.loaders import argument
 from memlint.rules.ml701_load_to_device import surely_to_accelerator
-from memlint.rules.training import assignments, body_of, in_tests, mentions, small_statements, trains
+from memlint.rules.training import assignments, body_of, in_tests, mentions, trains
 
 
 class CheckpointKept(Rule):

@@ -12,6 +12,7 @@ import libcst as cst
 from memlint.lint.flow import Flow
 from memlint.lint.flow import knowledge as know
 from memlint.lint.flow.facts import CallEvent, Frame, FunctionFlow, Guard, Loop, Path, inside
+from memlint.lint.flow.index import small_statements
 from memlint.lint.flow.syntax import holds, place
 from memlint.lint.flow.values import Kind, Source
 from memlint.lint.imports import dotted
@@ -20,7 +21,7 @@ from memlint.rules import edits, wording
 from memlint.rules.base import Draft, DraftFix, Rule
 from memlint.rules.state_dicts import Copied, handed_on, state_of
 from memlint.rules.statements import bound_names
-from memlint.rules.training import assignments, body_of, small_statements, suites, trains, trains_in
+from memlint.rules.training import assignments, body_of, suites, trains, trains_in
 
 #: things whose state_dict holds numbers: taking it copies them (torch 2.13: optim/lr_scheduler.py, amp/grad_scaler.py)
 _NO_TENSORS = re.compile(r"sched|scaler|sampler|loader|dataset|generator", re.IGNORECASE)

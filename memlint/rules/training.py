@@ -10,7 +10,7 @@ import libcst as cst
 
 from memlint.lint.flow import Flow
 from memlint.lint.flow.facts import CallEvent, FunctionFlow, Loop, OptimizerCall
-from memlint.lint.flow.index import blocks, statements
+from memlint.lint.flow.index import blocks, small_statements, statements
 from memlint.lint.flow.syntax import nodes, place
 from memlint.rules.statements import paired
 
@@ -34,16 +34,6 @@ def body_of(node: cst.CSTNode) -> Sequence[cst.CSTNode]:
         return node.body
     body = getattr(node, "body", None)
     return statements(body) if isinstance(body, cst.BaseSuite) else ()
-
-
-def small_statements(body: Sequence[cst.CSTNode]) -> Iterator[cst.BaseSmallStatement]:
-    """The simple statements of a block and of the blocks in it, in order; definitions are not entered."""
-    for statement in body:
-        if isinstance(statement, cst.SimpleStatementLine):
-            yield from statement.body
-        elif not isinstance(statement, (cst.FunctionDef, cst.ClassDef)):
-            for block in blocks(statement):
-                yield from small_statements(block)
 
 
 def suites(body: Sequence[cst.CSTNode]) -> Iterator[Sequence[cst.CSTNode]]:

@@ -526,9 +526,9 @@ def table(rows: Sequence[Precision]) -> Iterator[str]:
 
 
 #: what the linter of the day said on packages that nobody had looked at: packages, findings, true ones; findings and
-#: true ones without ML203 (bare or late `zero_grad`). Those of the first four lots were named by hand; from then on they
-#: were drawn at random. Of each lot the kinds of false alarms were then fixed, so these figures are history: they cannot
-#: be measured again.
+#: true ones without ML203 (bare or late `zero_grad`). Those of the first four lots were named by hand, those of the
+#: others drawn at random. Of each lot the kinds of false alarms were then fixed, so these figures are history: they
+#: cannot be measured again.
 UNSEEN = (
     (48, 48, 34, 19, 19),
     (73, 36, 32, 20, 16),
@@ -546,10 +546,10 @@ def unseen() -> Iterator[str]:
         "## On code that nobody had looked at",
         "",
         "The tables above are what is left after the false alarms in these packages were fixed, kind by kind, so they",
-        "say little about your code. So packages that nobody had looked at were checked and read, lot by lot, with memlint",
-        "as it was that day. Those of lots 1 to 4 are known names; those of later lots were drawn at random from PyPI among",
-        "the names that sound of deep learning, and kept if one of their files trains or evaluates a model. Each kind of",
-        "false alarm was fixed afterwards and became a fixture.",
+        "say little about your code. So packages that nobody had looked at were checked and read, lot by lot, with",
+        "memlint as it was that day. Those of lots 1 to 4 are known names; those of later lots were drawn at random",
+        "from all of PyPI that sounds of deep learning, and kept if one of their files trains or evaluates a model.",
+        "Each kind of false alarm was fixed afterwards and became a fixture.",
         "",
         "| lot | packages | warnings and errors | true | | without ML203 | true | |",
         "| ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",

@@ -472,3 +472,15 @@ def blocks(node: cst.CSTNode) -> Iterator[Sequence[cst.CSTNode]]:
         yield statements(handler.body)
     for case in getattr(node, "cases", ()):
         yield statements(case.body)
+
+
+def small_statements(
+    body: Sequence[cst.CSTNode], but: tuple[type[cst.CSTNode], ...] = ()
+) -> Iterator[cst.BaseSmallStatement]:
+    """The simple statements of a block and of the blocks in it, in order; definitions and `but` are not entered."""
+    for statement in body:
+        if isinstance(statement, cst.SimpleStatementLine):
+            yield from statement.body
+        elif not isinstance(statement, (cst.FunctionDef, cst.ClassDef, *but)):
+            for block in blocks(statement):
+                yield from small_statements(block, but)

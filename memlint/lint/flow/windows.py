@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import libcst as cst
@@ -22,7 +22,7 @@ from memlint.lint.flow.facts import (
     runs_in,
 )
 from memlint.lint.flow.frameworks import runs_each_batch
-from memlint.lint.flow.index import blocks, statements
+from memlint.lint.flow.index import small_statements, statements
 from memlint.lint.flow.syntax import holds, modulus, names_in
 
 #: backwards whose framework neither divides the loss nor defers the step by itself
@@ -104,19 +104,9 @@ def _nested(backward: Backward, loop: Loop, steps: list[OptimizerEvent]) -> Wind
 
 def tries_again(loop: cst.For, backward: Backward) -> bool:
     """Whether a loop may end by a `break` behind the backward: it tries until something fits."""
-    small = list(own_statements(statements(loop.body)))
+    small = list(small_statements(statements(loop.body), but=(cst.For, cst.While)))
     ran = next((i for i, each in enumerate(small) if holds(each, backward.node)), len(small))
     return any(isinstance(each, cst.Break) for each in small[ran:])
-
-
-def own_statements(body: Sequence[cst.CSTNode]) -> Iterator[cst.BaseSmallStatement]:
-    """The simple statements of a loop's body, but for those of loops in it."""
-    for statement in body:
-        if isinstance(statement, cst.SimpleStatementLine):
-            yield from statement.body
-        elif not isinstance(statement, (cst.For, cst.While, cst.FunctionDef, cst.ClassDef)):
-            for block in blocks(statement):
-                yield from own_statements(block)
 
 
 def deferred(path: Path) -> bool:
