@@ -19,6 +19,8 @@ from memlint.rules.base import Draft, Rule
 _GRAPHS = (Source.CALL, Source.MODEL_CALL, Source.LOSS_CALL, Source.ITEM)
 
 
+#: what functions are called that do all that is done with the losses that they are given
+_STEPS = re.compile(r"(?:^|_)step|backward", re.I)
 #: callees that are handed a loss to report it
 _READERS = re.compile(
     r"log|print|write|add|append|extend|update|record|report|save|track|plot|put|push|reduce|gather|mean|average|item"
@@ -110,10 +112,18 @@ def train(model, loader, criterion, optimizer):
 
     @staticmethod
     def one_of_many(event: Backward) -> bool:
-        """`for loss in losses: loss.backward(retain_graph=True)`: the losses may share one graph."""
+        """`for loss in losses: loss.backward(retain_graph=True)`: the losses may share one graph.
+
+        Losses that the function is given may be backwarded once more by its caller, unless it takes a whole step.
+        """
         if not event.loops or event.function.backwards != [event]:
             return False
-        loop = event.loops[-1]
+        loop, function = event.loops[-1], event.function
+        params = set(function.info.params.values()) if function.info is not None else set()
+        given = loop.over is not None and {origin.whole.site for origin in loop.over.graph} <= params
+        steps = _STEPS.search(function.name) or any(each.what.value == "step" for each in function.optimizer)
+        if given and not steps:
+            return False
         origins = event.value.graph
         return (
             bool(origins)

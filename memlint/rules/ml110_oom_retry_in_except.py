@@ -11,7 +11,7 @@ from memlint.lint.flow import Flow
 from memlint.lint.flow import knowledge as know
 from memlint.lint.flow.facts import CallEvent, FunctionFlow, Guard, Life, Loop, Region, Store, StoreKind
 from memlint.lint.flow.index import statements
-from memlint.lint.flow.syntax import names_in, walk
+from memlint.lint.flow.syntax import holds, names_in, nodes, walk
 from memlint.lint.flow.values import Kind, Source
 from memlint.lint.imports import dotted
 from memlint.lint.model import Severity
@@ -111,7 +111,10 @@ def run(model, inputs):
         if not _OOM.search(text) or _LETS_GO.search(text) or re.search(r"\bcpu\b", text):
             return
         tried = {event.text for event in attempt.body if event.text}
+        told = [node for node in nodes(attempt.handler) if isinstance(node, (cst.Raise, cst.FormattedString))]
         for event in sorted(attempt.handled, key=lambda event: event.order):
+            if any(holds(node, event.node) for node in told):
+                continue  # it makes a text, or another exception
             if not self.for_memory(flow, function, attempt.handler, event):
                 continue
             again = function.info is not None and event.target is function.info

@@ -10,7 +10,7 @@ import libcst as cst
 from memlint.lint.flow import Flow
 from memlint.lint.flow.facts import CallEvent, Path
 from memlint.lint.flow.index import ClassInfo, FunctionInfo
-from memlint.lint.flow.syntax import walk
+from memlint.lint.flow.syntax import names_in, walk
 from memlint.lint.flow.values import Grad, Value
 from memlint.lint.imports import dotted
 from memlint.lint.model import Severity
@@ -80,6 +80,7 @@ def recompute(function, x):
                 text
                 for event in forward.flow.calls.values()
                 if (text := of_input(forward, kept, event)) and is_returned(forward, event)
+                if not seeks_a_fixed_point(forward, event)
             }
             for event in sorted(backward.flow.calls.values(), key=lambda event: event.order):
                 text = of_context(backward, kept, event)
@@ -159,6 +160,16 @@ def is_returned(forward: FunctionInfo, event: CallEvent) -> bool:
                     tainted |= names
                     changed = True
     return any(node.value is not None and holds(node.value) for node, _, _ in flow_returns(forward))
+
+
+def seeks_a_fixed_point(forward: FunctionInfo, event: CallEvent) -> bool:
+    """`for ...: z = f(z, x)`: backward differentiates at the solution, and runs nothing again."""
+    given = {name for arg in event.node.args for name in names_in(arg.value)}
+    return bool(event.loops) and any(
+        value is event.node and isinstance(target, cst.Name) and target.value in given
+        for statement in body_of(forward)
+        for target, value in assignments(statement)
+    )
 
 
 def flow_returns(info: FunctionInfo) -> list[tuple[cst.Return, Value, Path]]:

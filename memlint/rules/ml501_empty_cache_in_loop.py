@@ -78,7 +78,7 @@ def train(model, loader, criterion, optimizer):
                 return f"`{function.name}`, which runs once a step"
             return ""
         loop = call.loops[-1]
-        if rare(flow, inside(call.path, loop)) or not self.steps(function, loop) or loop.written_down:
+        if rare(flow, inside(call.path, loop)) or not self.steps(function, loop) or of_a_trial(function, loop):
             return ""
         return f"every iteration of {wording.loop_name(loop)}"
 
@@ -104,6 +104,14 @@ def train(model, loader, criterion, optimizer):
             f"`{what}` runs in {where}: {cost}. Remove it, or call it once in a while (`if step % n == 0`).",
             severity=severity,
         )
+
+
+def of_a_trial(function: FunctionFlow, loop: Loop) -> bool:
+    """Whether a loop runs over a few things that are written down, or measures the peak of each turn."""
+    peaks = ("reset_peak_memory_stats", "reset_max_memory_allocated")
+    return loop.written_down or any(
+        loop in call.path and call.text.rsplit(".", 1)[-1] in peaks for call in function.calls.values()
+    )
 
 
 def rare(flow: Flow, path: Path) -> bool:

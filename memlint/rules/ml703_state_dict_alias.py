@@ -200,11 +200,28 @@ def bound_anew(function: FunctionFlow, alias: Alias, use: cst.CSTNode) -> bool:
         loops = [each for each in suite if isinstance(each, cst.For) and holds(each, use)]
         if any(alias.target in bound_names(each.target) for each in loops):
             return True
+        chosen = [each for each in before if isinstance(each, cst.If) and holds(each, alias.statement)]
+        if any(binds(each, alias.target) for each in chosen):
+            return True  # on either way: what is used is of this very turn
         plain = [each for each in before if isinstance(each, cst.SimpleStatementLine)]
         for each in reversed(list(assignments(plain))):
             if place(each.target) == alias.target:
                 return order[id(each.statement)] > order[id(alias.statement)]
     return False
+
+
+def binds(node: cst.If, target: str) -> bool:
+    """Whether every branch of an `if` binds a place."""
+    rest = node.orelse
+    if rest is None:
+        return False
+    mine = [each for each in body_of(node) if isinstance(each, cst.SimpleStatementLine)]
+    if not any(place(each.target) == target for each in assignments(mine)):
+        return False
+    if isinstance(rest, cst.If):
+        return binds(rest, target)
+    others = [each for each in body_of(rest) if isinstance(each, cst.SimpleStatementLine)]
+    return any(place(each.target) == target for each in assignments(others))
 
 
 def receiver_of(call: CallEvent) -> str:

@@ -712,6 +712,8 @@ class Calls(Expressions):
     ) -> Value | None:
         """Methods of lists, dicts, sets, deques."""
         if name in know.COLLECTING_METHODS and args:
+            if name in ("append", "appendleft", "extend", "extendleft") and len(args) != 1:
+                return None  # no method of a list or deque
             if name == "insert" and len(args) > 1:
                 args = args[1:]
             if name == "setdefault":
