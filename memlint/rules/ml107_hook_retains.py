@@ -159,6 +159,8 @@ class Watched(nn.Module):
             growing = self.called_in_loop(function)
             if growing is None or made_in(hook, holder, growing.loops[-1]):
                 return
+            if any(growing.loops[-1] in path for _, path, _ in function.bindings.get(holder, {}).values()):
+                return  # bound anew in each turn, and the hook sees the new one
             where = f"from every call in {wording.loop_name(growing.loops[-1])}"
         else:
             where = "from every call"

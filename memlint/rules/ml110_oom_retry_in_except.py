@@ -25,7 +25,7 @@ _CATCHES = re.compile(r"(?:^|\.)(?:Exception|BaseException|RuntimeError|OutOfMem
 _CLEANUP = re.compile(
     r"""empty_cache|cache|collect|clear|clean|free|reset|release|close|delete|remove|log|warn|print|info|debug|report
     |zero_grad|^to$|^cpu$|^cuda$|append|update|state_dict|barrier|format|join|save|load|^eval$|^train$|len|shape|size
-    |sync|set_|memory|device|seed|time|error|oom|raise|exit|stop|^get_|^is_|^has_|rank|world""",
+    |sync|set_|memory|device|seed|time|elapsed|clock|alloc|error|oom|raise|exit|stop|^get_|^is_|^has_|rank|world""",
     re.I | re.X,
 )
 #: what lets go of the frames while the handler still runs (measured on Python 3.11)

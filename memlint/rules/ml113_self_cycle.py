@@ -103,7 +103,7 @@ for fast in (True, False):
 
     def draft(self, flow: Flow, cls: ClassInfo, node: cst.CSTNode, place: str, held: str) -> Draft:
         """The finding: graver where the file makes one instance after another."""
-        made = next((call for call in flow.calls() if makes(call, cls) and call.loops), None)
+        made = next((call for call in flow.calls() if makes(call, cls) and call.loops and not is_kept(call)), None)
         message = f"`{place}` keeps {held}: the object holds itself, and only the garbage collector frees it"
         if made is not None and cls.is_module:
             return self.finding(
@@ -170,6 +170,17 @@ def is_bound(method: FunctionInfo) -> bool:
         and not method.property
         and not names & {"classmethod", "staticmethod"}
         and not any("property" in name for name in names)
+    )
+
+
+def is_kept(call: CallEvent) -> bool:
+    """Whether what a call makes is put into a container at once: `layers.append(Block(...))`."""
+    if not isinstance(call.loops[-1].node, (cst.For, cst.While)):
+        return True  # an element of a comprehension
+    return any(
+        other.text.rsplit(".", 1)[-1] in ("append", "insert", "extend", "add_module", "register_module")
+        and any(arg.value is call.node for arg in other.node.args)
+        for other in call.function.calls.values()
     )
 
 

@@ -9,7 +9,7 @@ import libcst as cst
 
 from memlint.lint.flow import frameworks
 from memlint.lint.flow import knowledge as know
-from memlint.lint.flow.expressions import ANY, Expressions, held_path
+from memlint.lint.flow.expressions import ANY, Expressions, held_path, made_by_call
 from memlint.lint.flow.facts import (
     Backward,
     BackwardKind,
@@ -146,6 +146,8 @@ class Calls(Expressions):
             if method is not None:
                 return self.apply(method, callee, node, args, callee)
             result = self.opaque(node, args, callee, Source.CALL)
+        elif callee.kind is Kind.MODULE and args and know.PLAIN_MODULE.match(callee.qualified):
+            result = combine(self.opened([arg.value for arg in args]), Kind.TENSOR)
         else:
             result = self.opaque(node, args, callee, self.source_of(callee, node))
         self.record(node, callee, result, args)
@@ -460,6 +462,7 @@ class Calls(Expressions):
         """Backward is called on `value`: it is a tensor with a graph, and what was stored on the way is needed."""
         roots = {origin.site for origin in self.expand(value)}
         terms = {origin.site for origin in value.terms if origin.source is not Source.ALLOC} or roots
+        terms = {origin for origin in terms if not is_factor(origin)}
         for origin in terms:
             if len(terms) == 1:
                 origin.root = True
@@ -858,6 +861,8 @@ class Calls(Expressions):
             event.across = outlived[0] if outlived else None
             event.life = Life.LOOP if outlived else Life.ITERATION if loops else Life.CALL
             handed_in = any(origin.source is Source.PARAM for origin in held_in.objects)
+            if event.kind is StoreKind.UPDATE and root not in self.params:
+                handed_in = False  # a copy, as far as can be told
             if handed_in and (inner or event.kind is not StoreKind.ACCUMULATE):
                 event.life = Life.PARAM
             return
@@ -994,6 +999,12 @@ class Calls(Expressions):
 def scales_loss(name: str, args: Arguments) -> bool:
     """Whether a call is `amp.scale_loss(loss, optimizer)` of apex."""
     return name == "scale_loss" and len(args) > 1
+
+
+def is_factor(origin: Origin) -> bool:
+    """Whether something is called like a number that a loss is multiplied with: a count, or a weight no call made."""
+    tail = origin.label.rsplit(".", 1)[-1]
+    return bool(know.COUNT_NAME.search(tail)) or (not made_by_call(origin) and know.scales(tail))
 
 
 def sums(callee: Value, args: Arguments) -> bool:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
+from memlint.lint.flow import knowledge as know
 from memlint.lint.flow.syntax import names_in
 from memlint.lint.imports import CONVENTIONS, bindings, canonical, dotted, module_of
 from memlint.lint.modules import MOST_STARS
@@ -34,8 +35,7 @@ _UNTRAINED = re.compile(
     r"""^(?:int|float|bool|str|list|tuple|len|range|min|max|abs|round)$|^math\.
     |^torch\.(?:tensor|zeros|ones|full|arange|linspace|eye|hann_window|hamming_window|device|Size)$
     |^torchaudio\.transforms\.|^torchvision\.transforms\.
-    |^torch\.nn\.(?:\w*Loss|Identity|Flatten|Unflatten|Softmax|LogSoftmax|Sigmoid|Tanh|GELU|SiLU|ELU|(?:Leaky)?ReLU6?
-    |Dropout\w*|\w*Pool\dd|Upsample|CosineSimilarity|PairwiseDistance|ZeroPad\dd|Unfold|Fold)$""",
+    |^torch\.nn\.\w*Loss$""",
     re.X,
 )
 
@@ -270,7 +270,8 @@ class ModuleIndex:
             head, _, rest = dotted(node.func).partition(".")
             found = self.imports.get(head) or CONVENTIONS.get(head, head)
             full = canonical(f"{found}.{rest}" if rest else found)
-            return bool(_UNTRAINED.search(full)) and all(self.untrained(arg.value, plain) for arg in node.args)
+            plain_call = bool(_UNTRAINED.search(full) or know.PLAIN_MODULE.match(full))
+            return plain_call and all(self.untrained(arg.value, plain) for arg in node.args)
         if isinstance(node, cst.Attribute):
             return dotted(node).startswith(("self.", "math.", "torch."))
         if isinstance(node, cst.BinaryOperation):

@@ -149,6 +149,8 @@ LOSS_NAME = re.compile(
     re.I | re.X,
 )
 _WEIGHT_NAME = re.compile(r"weight|anneal|sched|coef|beta|alpha|gamma|lambda|factor|ratio|scale", re.I)
+#: what counts of things are called
+COUNT_NAME = re.compile(r"(?:^|_)(?:bs|size|count|num|n|len|length)s?$|^(?:num|n)_", re.I)
 _WEIGHT_LAST = re.compile(r"(?:weight|coeff?|coefficient|beta|alpha|gamma|lambda|factor|ratio|scale)s?\d?$", re.I)
 RECURRENT_NAME = re.compile(r"lstm|gru|rnn|recurrent", re.I)
 OPTIMIZER_NAME = re.compile(r"opt(?:im(?:izer)?)?(?:s|_?\w{0,12}|\d)?$|^(?:\w+_)?(?:adam|adamw|sgd)(?:_\w+)?$", re.I)
@@ -173,6 +175,12 @@ LOSS_CLASS = re.compile(r"^torch\.nn\.(?:modules\.loss\.)?\w*Loss$")
 LOSS_FUNCTION = re.compile(
     r"""^torch\.nn\.functional\.(?:\w*_loss|cross_entropy|binary_cross_entropy(?:_with_logits)?|kl_div|mse_loss|nll_loss
     |smooth_l1_loss)$""",
+    re.X,
+)
+#: torch.nn modules without parameters: what they are given passes through
+PLAIN_MODULE = re.compile(
+    r"""^torch\.nn\.(?:Identity|Flatten|Unflatten|Softmax|LogSoftmax|Sigmoid|Tanh|GELU|SiLU|ELU|(?:Leaky)?ReLU6?|Dropout\w*
+    |\w*Pool\dd|Upsample|CosineSimilarity|PairwiseDistance|\w+Pad\dd|Unfold|Fold)$""",
     re.X,
 )
 OPTIMIZER_CLASS = re.compile(
